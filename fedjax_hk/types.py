@@ -1,0 +1,74 @@
+"""The records that travel through a run, and the legend of axes.
+
+N clients in the fleet   S clients this round   W windows per client (padded)
+L look-back steps        F input features       B batch
+D flattened parameters   K coalitions (padded to S)   R rounds
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+Array = Any  # a NumPy or JAX array
+Params = Any  # a pytree of arrays
+
+
+class Samples(NamedTuple):
+    """Supervised windows of every client, padded to one length.
+
+    A window is used only where `mask` is True; padding and windows with a missing
+    input or target are False there and hold zeros elsewhere. A forecast is turned
+    into units by `forecast * scale + shift`.
+
+    Attributes:
+      inputs: `[N, W, L, F]` float32, scaled.
+      targets: `[N, W]` float32, scaled.
+      mask: `[N, W]` bool.
+      scale: `[N, W]` float32, units per scaled unit.
+      shift: `[N, W]` float32, units at scaled zero.
+    """
+
+    inputs: Array
+    targets: Array
+    mask: Array
+    scale: Array
+    shift: Array
+
+
+class Excluded(NamedTuple):
+    """A client that was left out, and why (numbers included)."""
+
+    client: str
+    reason: str
+
+
+class Fleet(NamedTuple):
+    """All clients' data, ready for training; arrays are NumPy and stay on the host.
+
+    Attributes:
+      client_ids: N names.
+      unit: label of the readings' unit, such as "L".
+      train: windows whose targets lie in the first part of each series.
+      test: windows whose targets lie in the last part; inputs may reach back.
+      test_times: `[N, W_test]` datetime64, the time of each test target (NaT: padding).
+      naive: forecasts that need no model, name to `[N, W_test]` in units; NaN where
+        the forecast cannot be made.
+      excluded: clients that were left out.
+      planted: `[N]` int32 planted group of each client, -1 for a planted outlier;
+        None where no truth is known.
+      source: what was read, in words.
+      fingerprint: hexadecimal digest of the content that was read.
+    """
+
+    client_ids: tuple[str, ...]
+    unit: str
+    train: Samples
+    test: Samples
+    test_times: np.ndarray
+    naive: dict[str, np.ndarray]
+    excluded: tuple[Excluded, ...]
+    planted: np.ndarray | None
+    source: str
+    fingerprint: str
