@@ -1,0 +1,14 @@
+"""Readers, made-up fleets, and the cut into padded windows.
+
+A reader turns a source into a `Table` (readings on a regular grid); `build_fleet` turns
+any `Table` into a `Fleet`. A new format is a new module beside `tables.py` with a
+function that returns a `Table`; what resamples or drops clients is a function from
+`Table` to `Table`.
+"""
+
+from fedjax_hk.data.errors import DataError
+from fedjax_hk.data.synthetic import synthetic_fleet
+from fedjax_hk.data.table import Table
+from fedjax_hk.data.windows import build_fleet
+
+__all__ = ["DataError", "Table", "build_fleet", "synthetic_fleet"]

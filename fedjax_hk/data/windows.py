@@ -1,0 +1,244 @@
+"""From a table of readings to padded, masked and scaled windows of every client."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from fedjax_hk.data.errors import DataError
+from fedjax_hk.data.naive import naive_forecasts
+from fedjax_hk.data.scaling import FITS, SCALERS, SCOPES, fit_scaler, window_scale
+from fedjax_hk.data.table import Table
+from fedjax_hk.types import Excluded, Fleet, Samples
+
+
+class _Series(NamedTuple):
+    """Each client's own span, moved to position 0, and where it is split.
+
+    Attributes:
+      series_nt: `[N, T]` float64, NaN where missing and after the client's last reading.
+      start_n: `[N]` position of the first reading in the table's times.
+      length_n: `[N]` steps from the first to the last reading; 0 without any reading.
+      num_train_n: `[N]` steps that belong to the training span.
+    """
+
+    series_nt: np.ndarray
+    start_n: np.ndarray
+    length_n: np.ndarray
+    num_train_n: np.ndarray
+
+
+class _Windows(NamedTuple):
+    """Which windows there are: `[N, W]` first input and target position, and validity."""
+
+    first_nw: np.ndarray
+    target_nw: np.ndarray
+    exists_nw: np.ndarray
+    usable_nw: np.ndarray
+
+
+def build_fleet(
+    table: Table,
+    *,
+    lookback: int = 12,
+    horizon: int = 1,
+    train_share: float = 0.8,
+    scaler: str = "minmax",
+    scaler_scope: str = "client",
+    scaler_fit: str = "train",
+    test_context: bool = True,
+) -> Fleet:
+    """Cuts every client's series into windows: training first, test last.
+
+    Each client's own span, first to last reading, is split by position: the first
+    `floor(train_share * steps)` steps are its training span, targets in the rest are
+    test targets. No training window and (with `scaler_fit="train"`) no scaler touches a
+    reading of the test span. 730 days give 572 training and 146 test windows.
+
+    Args:
+      table: readings on a regular grid.
+      lookback: L, input steps of a window.
+      horizon: steps from the last input to the target.
+      train_share: share of each span to train on, between 0 and 1.
+      scaler: "minmax", "mean", "window_mean" (each window by the mean of its own
+        inputs), "standard" or "robust"; see `scaling.fit_scaler`.
+      scaler_scope: "client", or "fleet" to pool the readings of all clients kept.
+      scaler_fit: "train", or "all" to fit on the test span too: a leak, only for
+        comparison with work that did so.
+      test_context: whether the inputs of test windows may reach back into the training
+        span (spec A37).
+
+    Returns:
+      The fleet; padding, and windows with a missing input or target, have mask False.
+
+    Raises:
+      DataError: no client has enough readings; the message lists who lacks what.
+      ValueError: an argument is out of its range.
+
+    Source: spec section 5.1 and A24, A37 (FedHK section 5).
+    """
+    _check_arguments(lookback, horizon, train_share, scaler, scaler_scope, scaler_fit)
+    series = _align(table.values_tn, train_share)
+    train = _train_windows(series, lookback, horizon)
+    test = _test_windows(series, lookback, horizon, test_context)
+    keep_n, reasons = _enough(table, series, train, test, lookback, horizon)
+    if not keep_n.any():
+        raise DataError(_nobody_left(table, reasons, lookback, horizon))
+    series = _Series(*(field[keep_n] for field in series))
+    train, test = _trim(train, keep_n), _trim(test, keep_n)
+
+    position_t = np.arange(series.series_nt.shape[1])
+    train_nt = np.where(position_t < series.num_train_n[:, None], series.series_nt, np.nan)
+    fit_nt = train_nt if scaler_fit == "train" else series.series_nt
+    shift_n, scale_n = fit_scaler(fit_nt, scaler, scaler_scope)
+    by_window = scaler == "window_mean"
+    times_nw = table.times[
+        np.minimum(series.start_n[:, None] + test.target_nw, len(table.times) - 1)
+    ]
+    step = table.times[1] - table.times[0]
+    naive = naive_forecasts(series.series_nt, train_nt, test.target_nw, step, horizon)
+    return Fleet(
+        client_ids=tuple(np.asarray(table.client_ids, dtype=object)[keep_n]),
+        unit=table.unit,
+        train=_samples(series.series_nt, train, lookback, shift_n, scale_n, by_window),
+        test=_samples(series.series_nt, test, lookback, shift_n, scale_n, by_window),
+        test_times=np.where(test.exists_nw, times_nw, np.datetime64("NaT")),
+        naive={k: np.where(test.usable_nw, v, np.nan) for k, v in naive.items()},
+        excluded=(*table.excluded, *reasons),
+        planted=None if table.planted is None else np.asarray(table.planted, np.int32)[keep_n],
+        source=table.source,
+        fingerprint=table.fingerprint,
+    )
+
+
+def _check_arguments(lookback, horizon, train_share, scaler, scope, fit) -> None:
+    for name, value in (("lookback", lookback), ("horizon", horizon)):
+        if not isinstance(value, (int, np.integer)) or value < 1:
+            raise ValueError(f"Expected {name} to be a whole number from 1, got {value!r}.")
+    if not 0 < train_share < 1:
+        raise ValueError(f"Expected train_share between 0 and 1, both excluded, got {train_share}.")
+    choices = (
+        ("scaler", scaler, SCALERS),
+        ("scaler_scope", scope, SCOPES),
+        ("scaler_fit", fit, FITS),
+    )
+    for name, value, allowed in choices:
+        if value not in allowed:
+            raise ValueError(f"Expected {name} to be one of {', '.join(allowed)}, got {value!r}.")
+
+
+def _align(values_tn: np.ndarray, train_share: float) -> _Series:
+    """Moves every client's first reading to position 0 and splits its span."""
+    values_nt = np.ascontiguousarray(values_tn.T, dtype=np.float64)
+    known_nt = np.isfinite(values_nt)
+    num_times = values_nt.shape[1]
+    start_n = known_nt.argmax(axis=1)
+    end_n = num_times - known_nt[:, ::-1].argmax(axis=1)
+    length_n = np.where(known_nt.any(axis=1), end_n - start_n, 0)
+    # 1e-9: 0.7 * 730 is 510.99999999999994 in floating point and means 511.
+    num_train_n = np.floor(train_share * length_n + 1e-9).astype(np.int64)
+    position_nt = start_n[:, None] + np.arange(max(length_n.max(initial=0), 1))
+    moved_nt = np.take_along_axis(values_nt, np.minimum(position_nt, num_times - 1), axis=1)
+    inside_nt = position_nt < (start_n + length_n)[:, None]
+    return _Series(np.where(inside_nt, moved_nt, np.nan), start_n, length_n, num_train_n)
+
+
+def _train_windows(series: _Series, lookback: int, horizon: int) -> _Windows:
+    """Windows whose inputs and target all lie in the training span, oldest first."""
+    reach = lookback + horizon - 1
+    num_n = np.maximum(series.num_train_n - reach, 0)
+    return _windows(series.series_nt, np.zeros_like(num_n), num_n, lookback, horizon)
+
+
+def _test_windows(series: _Series, lookback: int, horizon: int, context: bool) -> _Windows:
+    """Windows whose target lies in the test span, oldest first."""
+    reach = lookback + horizon - 1
+    first_target_n = np.maximum(series.num_train_n, reach)
+    if not context:
+        first_target_n = series.num_train_n + reach
+    num_n = np.maximum(series.length_n - first_target_n, 0)
+    return _windows(series.series_nt, first_target_n - reach, num_n, lookback, horizon)
+
+
+def _windows(series_nt, first_n, num_n, lookback: int, horizon: int) -> _Windows:
+    """`num_n` windows in a row from position `first_n` on, padded to one count."""
+    offset_w = np.arange(max(num_n.max(initial=0), 1))
+    exists_nw = offset_w < num_n[:, None]
+    first_nw = np.where(exists_nw, first_n[:, None] + offset_w, 0)
+    reach = lookback + horizon - 1
+    last = series_nt.shape[1] - 1
+    target_nw = np.minimum(first_nw + reach, last)
+    known_nt = np.isfinite(series_nt)
+    # Readings present in [first, first + lookback), from a running count of them.
+    count_nt = np.pad(known_nt.cumsum(axis=1), ((0, 0), (1, 0)))
+    end_nw = np.minimum(first_nw + lookback, last + 1)
+    present_nw = np.take_along_axis(count_nt, end_nw, axis=1) - np.take_along_axis(
+        count_nt, first_nw, axis=1
+    )
+    target_known_nw = np.take_along_axis(known_nt, target_nw, axis=1)
+    usable_nw = exists_nw & (present_nw == lookback) & target_known_nw
+    return _Windows(first_nw, target_nw, exists_nw, usable_nw)
+
+
+def _trim(windows: _Windows, keep_n: np.ndarray) -> _Windows:
+    """The windows of the clients kept, padded no further than these need."""
+    width = windows.exists_nw[keep_n].sum(axis=1).max()
+    return _Windows(*(field[keep_n, :width] for field in windows))
+
+
+def _enough(table, series, train, test, lookback, horizon):
+    """Who has enough windows, `[N]` bool, and why the others do not."""
+    least = lookback + horizon + 2
+    train_n, test_n = train.usable_nw.sum(axis=1), test.usable_nw.sum(axis=1)
+    keep_n = (train_n >= least) & (test_n >= 1)
+    reasons = []
+    for i in np.flatnonzero(~keep_n):
+        if series.length_n[i] == 0:
+            reason = "no reading at all"
+        else:
+            num_known = int(np.isfinite(series.series_nt[i]).sum())
+            reason = (
+                f"{train_n[i]} usable training windows (at least {least} needed) and {test_n[i]} "
+                f"usable test windows (at least 1 needed): {num_known} readings within "
+                f"{series.length_n[i]} steps"
+            )
+        reasons.append(Excluded(table.client_ids[i], reason))
+    return keep_n, tuple(reasons)
+
+
+def _nobody_left(table: Table, reasons, lookback: int, horizon: int) -> str:
+    shown = "\n".join(f"  {e.client}: {e.reason}" for e in (*table.excluded, *reasons)[:10])
+    more = len(table.excluded) + len(reasons) - 10
+    rest = f"\n  and {more} more" if more > 0 else ""
+    return (
+        f"No client has enough readings for look-back {lookback} and horizon {horizon} in "
+        f"{table.source}. Give longer series or a shorter look-back.\n{shown}{rest}"
+    )
+
+
+def _samples(series_nt, windows, lookback, shift_n, scale_n, by_window: bool) -> Samples:
+    """Cuts the windows out and scales them in float64 before they become float32."""
+    usable_nw = windows.usable_nw
+    # Windows that run over the end (padding of short clients) must still be addressable.
+    padded_nt = np.pad(series_nt, ((0, 0), (0, lookback)), constant_values=np.nan)
+    view = np.lib.stride_tricks.sliding_window_view(padded_nt, lookback, axis=1)
+    rows_n1 = np.arange(len(series_nt))[:, None]
+    inputs_nwl = view[rows_n1, windows.first_nw]
+    targets_nw = series_nt[rows_n1, windows.target_nw]
+    shift_nw = np.broadcast_to(shift_n[:, None], usable_nw.shape)
+    if by_window:
+        scale_nw = window_scale(inputs_nwl, scale_n)
+    else:
+        scale_nw = np.broadcast_to(scale_n[:, None], usable_nw.shape)
+    inputs_nwl -= shift_nw[:, :, None]
+    inputs_nwl /= scale_nw[:, :, None]
+    inputs_nwl[~usable_nw] = 0.0
+    scaled_nw = np.where(usable_nw, (targets_nw - shift_nw) / scale_nw, 0.0)
+    return Samples(
+        inputs=inputs_nwl.astype(np.float32)[..., None],
+        targets=scaled_nw.astype(np.float32),
+        mask=usable_nw,
+        scale=scale_nw.astype(np.float32),
+        shift=shift_nw.astype(np.float32),
+    )

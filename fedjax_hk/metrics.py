@@ -1,0 +1,192 @@
+"""Errors of every client, their spread over the fleet, and agreement of partitions."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_hk.types import Array, Fleet, Samples
+
+# Rounding of `scaled * scale + shift` in float32, in shares of its two terms. A reading
+# below it is zero: else a home that uses nothing would have a total of 1e-6 liters.
+_ROUNDING = 4 * float(np.finfo(np.float32).eps)
+
+
+class ClientErrors(NamedTuple):
+    """Errors of each client over its own windows; NaN for a client without windows.
+
+    Attributes:
+      mse: `[N]` mean squared error, scaled.
+      mae: `[N]` mean absolute error, scaled.
+      mae_units: `[N]` mean absolute error in units.
+      rmse_units: `[N]` root mean squared error in units.
+      wape: `[N]` sum of absolute errors over the sum of absolute readings; NaN where
+        the readings are all zero.
+      accuracy: `[N]` max(0, 1 - wape), NaN with it.
+      num_windows: `[N]` int32 windows that were scored.
+    """
+
+    mse: Array
+    mae: Array
+    mae_units: Array
+    rmse_units: Array
+    wape: Array
+    accuracy: Array
+    num_windows: Array
+
+
+def client_errors(forecast_nw: Array, samples: Samples) -> ClientErrors:
+    """Errors of each client; usable inside jit.
+
+    Args:
+      forecast_nw: `[N, W]` scaled forecasts; anything, NaN included, where masked.
+      samples: the windows that were forecast; inputs are not read.
+
+    Returns:
+      Errors, each `[N]`; a non-finite forecast of a real window makes them non-finite.
+
+    Raises:
+      ValueError: the shapes differ.
+
+    Source: eqs. (19) to (21) of the FedHK paper per client; accuracy is spec 5.4.
+    """
+    return _errors(jnp, forecast_nw, *samples[1:])
+
+
+def naive_errors(fleet: Fleet) -> dict[str, ClientErrors]:
+    """Errors of the naive forecasts, name to NumPy float64 errors, scaled as the model's.
+
+    Each forecast is scored on the test windows where it can be made; `num_windows` says
+    how many these were.
+    """
+    test = Samples(None, *(np.asarray(x, np.float64) for x in fleet.test[1:]))
+    errors = {}
+    for name, units_nw in fleet.naive.items():
+        mask_nw = (test.mask > 0) & np.isfinite(units_nw)
+        scaled_nw = (units_nw - test.shift) / test.scale
+        errors[name] = _errors(np, scaled_nw, test.targets, mask_nw, test.scale, test.shift)
+    return errors
+
+
+def _errors(xp, forecast_nw, targets_nw, mask_nw, scale_nw, shift_nw) -> ClientErrors:
+    """`client_errors` in NumPy or JAX."""
+    if forecast_nw.shape != targets_nw.shape:
+        raise ValueError(
+            f"Expected forecasts of shape [N, W] = {targets_nw.shape}, got {forecast_nw.shape}."
+        )
+    error_nw = xp.where(mask_nw, forecast_nw - targets_nw, 0.0)
+    error_units_nw = error_nw * scale_nw
+    size_nw = abs(targets_nw * scale_nw) + abs(shift_nw)
+    reading_nw = abs(targets_nw * scale_nw + shift_nw)
+    counts_nw = mask_nw & (reading_nw > _ROUNDING * size_nw)
+    num_n = mask_nw.sum(axis=1)
+    total_n = xp.where(counts_nw, reading_nw, 0.0).sum(axis=1)
+    absolute_n = abs(error_units_nw).sum(axis=1)
+
+    def ratio(sum_n, by_n):
+        return xp.where(by_n > 0, sum_n / xp.where(by_n > 0, by_n, 1), xp.nan)
+
+    wape_n = ratio(absolute_n, total_n)
+    return ClientErrors(
+        mse=ratio((error_nw**2).sum(axis=1), num_n),
+        mae=ratio(abs(error_nw).sum(axis=1), num_n),
+        mae_units=ratio(absolute_n, num_n),
+        rmse_units=xp.sqrt(ratio((error_units_nw**2).sum(axis=1), num_n)),
+        wape=wape_n,
+        accuracy=xp.maximum(1.0 - wape_n, 0.0),
+        num_windows=num_n.astype(xp.int32),
+    )
+
+
+def dead_clients(forecast_nw: Array, mask_nw: Array) -> Array:
+    """Whether all of a client's forecasts are exactly zero, `[N]` bool; usable inside jit.
+
+    That is a dead ReLU output: its gradient is zero too and training cannot revive it.
+    A client without windows is not called dead.
+    """
+    silent_n = jnp.where(mask_nw, forecast_nw == 0.0, True).all(axis=1)
+    return silent_n & mask_nw.any(axis=1)
+
+
+def spread(values_n: Array, *, higher_is_better: bool = False) -> dict[str, float]:
+    """How a figure is spread over the clients.
+
+    Args:
+      values_n: `[N]`; clients whose value is not finite are left out and counted.
+      higher_is_better: True for accuracy, where the worst clients have the lowest.
+
+    Returns:
+      mean, std (over clients, divided by their number), q10, q25, median, q75, q90,
+      worst_tenth (mean of the worst tenth of the clients, at least one), num_clients
+      and num_left_out; NaN for all but the counts if nobody is left.
+    """
+    values_n = np.asarray(values_n, np.float64)
+    kept = np.sort(values_n[np.isfinite(values_n)])
+    counts = {"num_clients": len(kept), "num_left_out": len(values_n) - len(kept)}
+    if not len(kept):
+        names = ("mean", "std", "q10", "q25", "median", "q75", "q90", "worst_tenth")
+        return dict.fromkeys(names, float("nan")) | counts
+    num_worst = -(-len(kept) // 10)
+    worst = kept[:num_worst] if higher_is_better else kept[-num_worst:]
+    q10, q25, median, q75, q90 = (float(q) for q in np.quantile(kept, (0.1, 0.25, 0.5, 0.75, 0.9)))
+    return {
+        "mean": float(kept.mean()),
+        "std": float(kept.std()),
+        "q10": q10,
+        "q25": q25,
+        "median": median,
+        "q75": q75,
+        "q90": q90,
+        "worst_tenth": float(worst.mean()),
+    } | counts
+
+
+def adjusted_rand_index(labels_a: Array, labels_b: Array) -> float:
+    """Agreement of two partitions of the same clients: 1 if equal, about 0 if by chance.
+
+    NaN without any client. Source: Hubert and Arabie (1985), in the pair counts of
+    Steinley (2004), as scikit-learn has it.
+    """
+    labels_a, labels_b = np.asarray(labels_a), np.asarray(labels_b)
+    if labels_a.shape != labels_b.shape or labels_a.ndim != 1:
+        raise ValueError(f"Expected two [S] labels, got {labels_a.shape} and {labels_b.shape}.")
+    num = len(labels_a)
+    if num == 0:
+        return float("nan")
+    _, a = np.unique(labels_a, return_inverse=True)
+    _, b = np.unique(labels_b, return_inverse=True)
+    both = np.bincount(a * (int(b.max()) + 1) + b)
+
+    def ordered_pairs(sizes):  # Python integers: no overflow
+        return int((sizes.astype(np.int64) ** 2).sum()) - num
+
+    together, in_a, in_b = (ordered_pairs(s) for s in (both, np.bincount(a), np.bincount(b)))
+    only_a, only_b = in_a - together, in_b - together
+    if only_a == 0 and only_b == 0:
+        return 1.0
+    apart = num * num - num - together - only_a - only_b
+    above = 2.0 * (together * apart - only_a * only_b)
+    below = (together + only_a) * (only_a + apart) + (together + only_b) * (only_b + apart)
+    return above / below
+
+
+def agreement(labels_s: Array, planted_s: Array) -> float:
+    """Agreement of coalitions with the planted groups: their adjusted Rand index.
+
+    Args:
+      labels_s: `[S]` coalition of each client; -1, a masked client, is left out.
+      planted_s: `[S]` planted group; -1, a planted outlier, is a group of its own each,
+        so that a rule is rewarded for leaving it alone.
+
+    Returns:
+      The index, NaN if every client is masked.
+    """
+    labels_s, planted_s = np.asarray(labels_s), np.asarray(planted_s)
+    if labels_s.shape != planted_s.shape:
+        raise ValueError(f"Expected two [S] labels, got {labels_s.shape} and {planted_s.shape}.")
+    own_s = planted_s.max(initial=0) + 1 + np.arange(len(planted_s))
+    truth_s = np.where(planted_s < 0, own_s, planted_s)
+    taking_part_s = labels_s >= 0
+    return adjusted_rand_index(labels_s[taking_part_s], truth_s[taking_part_s])
