@@ -1,0 +1,117 @@
+"""Which columns of a table are wanted: a list of clients, or a file of them."""
+
+from __future__ import annotations
+
+import difflib
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from fedjax_hk.data.errors import DataError
+from fedjax_hk.types import Excluded
+
+_YES = ("1", "1.0", "true", "yes")
+
+
+def select_clients(
+    clients: str, client_ids: Sequence[str], table_name: str
+) -> tuple[list[str], tuple[Excluded, ...]]:
+    """The clients to read, in the order asked for.
+
+    Args:
+      clients: "" for all; ids between commas; or the path of a file with one id per
+        line, or of a CSV with a column `client`. If that CSV has a column `recommended`
+        too, it describes more clients than it asks for: the rows with recommended = 1 are
+        taken, and those of them that the table lacks are left out with that reason.
+      client_ids: the columns of the table.
+      table_name: for messages.
+
+    Returns:
+      The ids, and who was asked for but is left out.
+
+    Raises:
+      DataError: an id is unknown or named twice, the file is missing or names nobody.
+    """
+    if not clients.strip():
+        return list(client_ids), ()
+    path = Path(clients)
+    if path.is_dir():
+        raise DataError(f"{path} is a folder. Name a file of client ids, or ids between commas.")
+    excluded: tuple[Excluded, ...] = ()
+    if path.is_file():
+        origin = str(path)
+        wanted, described = _read_list(path)
+        if described:
+            known = set(client_ids)
+            reason = f"recommended in {path}, but {table_name} has no such column"
+            excluded = tuple(Excluded(c, reason) for c in wanted if c not in known)
+            wanted = [c for c in wanted if c in known]
+    elif path.suffix in (".csv", ".txt") or "/" in clients:
+        raise DataError(f"{missing_file(path)} It was to list the clients.")
+    else:
+        origin = f"the list {clients!r}"
+        wanted = [part.strip() for part in clients.split(",") if part.strip()]
+    _check(wanted, client_ids, origin, table_name)
+    return wanted, excluded
+
+
+def missing_file(path: Path) -> str:
+    """Says that `path` does not exist, and what files of a like name there are."""
+    if not path.parent.is_dir():
+        return f"There is no file {path}: its folder {path.parent} does not exist."
+    names = [p.name for p in path.parent.iterdir() if p.is_file()]
+    similar = difflib.get_close_matches(path.name, names, n=3, cutoff=0.5)
+    similar += [n for n in sorted(names) if n not in similar and n.startswith(path.stem)][:3]
+    hint = f" Did you mean {' or '.join(similar)}?" if similar else ""
+    return f"There is no file {path}.{hint}"
+
+
+def _read_list(path: Path) -> tuple[list[str], bool]:
+    """Ids in a file, and whether it had a column `recommended`."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is no UTF-8 text ({error}). Name a file of client ids.") from None
+    lines = text.splitlines()
+    header = [cell.strip().strip('"') for cell in lines[0].split(",")] if lines else []
+    if "client" not in header:
+        return [line.strip() for line in lines if line.strip()], False
+    try:
+        rows = pd.read_csv(io.StringIO(text), dtype=str, keep_default_na=False, index_col=False)
+    except pd.errors.ParserError as error:
+        raise DataError(f"{path} is no CSV: {error}.") from None
+    rows.columns = rows.columns.str.strip()
+    described = "recommended" in rows
+    if described:
+        rows = rows[rows["recommended"].str.strip().str.lower().isin(_YES)]
+    return [c for c in rows["client"].str.strip() if c], described
+
+
+def _check(wanted: list[str], client_ids: Sequence[str], origin: str, table_name: str) -> None:
+    """Refuses an empty choice, unknown ids and ids named twice."""
+    if not wanted:
+        raise DataError(f"{origin} names no client of {table_name}. Name at least one.")
+    repeated = sorted({c for c in wanted if wanted.count(c) > 1}) if _repeats(wanted) else []
+    if repeated:
+        raise DataError(f"{origin} names {', '.join(repeated[:5])} twice. Name each client once.")
+    known = set(client_ids)
+    unknown = [c for c in wanted if c not in known]
+    if unknown:
+        parts = []
+        for client in unknown[:5]:
+            close = difflib.get_close_matches(client, client_ids, n=3)
+            parts.append(
+                f"{client!r}" + (f" (did you mean {' or '.join(close)}?)" if close else "")
+            )
+        more = f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""
+        raise DataError(
+            f"{origin} names clients that {table_name} has no column for: "
+            f"{', '.join(parts)}{more}. "
+            f"It has {len(known)} clients: {', '.join(list(client_ids)[:5])}, ..."
+        )
+
+
+def _repeats(names: list[str]) -> bool:
+    return len(set(names)) < len(names)
