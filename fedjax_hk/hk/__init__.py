@@ -1,0 +1,47 @@
+"""Hegselmann-Krause coalitions for JAX. Imports jax and NumPy only; copy the folder freely.
+
+    from fedjax_hk import hk
+
+    result = hk.interact(opinions, hk.cosine(0.9))        # [S, D] or a pytree of [S, ...]
+    model = hk.average(models, result.weights_s)          # one model
+    models = hk.barycenters(models, result.labels_s)      # each client its coalition's
+
+Works inside `jit`, `vmap`, `grad`, `scan` and `shard_map`, and needs no global flag.
+Results are float32, int32 and bool.
+
+affinity.py    inner products of opinions, and dissimilarities from them
+dynamics.py    neighborhoods, and the interaction until rest -> HKResult
+coalitions.py  coalitions, their weights and barycenters
+"""
+
+from .affinity import UnitGram, dissimilarity, gram_matrix
+from .coalitions import average, barycenters, client_weights, coalition_sizes, components
+from .dynamics import (
+    HKResult,
+    Neighborhood,
+    ball,
+    band,
+    cosine,
+    interact,
+    interact_from_gram,
+    unit_ball,
+)
+
+__all__ = [
+    "HKResult",
+    "Neighborhood",
+    "UnitGram",
+    "average",
+    "ball",
+    "band",
+    "barycenters",
+    "client_weights",
+    "coalition_sizes",
+    "components",
+    "cosine",
+    "dissimilarity",
+    "gram_matrix",
+    "interact",
+    "interact_from_gram",
+    "unit_ball",
+]
