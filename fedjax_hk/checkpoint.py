@@ -14,6 +14,9 @@ import numpy as np
 
 _logger = logging.getLogger(__name__)
 
+# What Orbax and tensorstore were seen to raise on files cut short, removed or altered.
+_UNREADABLE = (ValueError, KeyError, TypeError, OSError)
+
 State = Any  # a pytree of arrays and numbers
 
 
@@ -118,7 +121,7 @@ class Checkpoints:
         where = self._folder / str(round_number)
         try:
             stored = self._manager.metadata(round_number).custom_metadata["layout"]
-        except Exception as error:  # whatever reading a torn file raises
+        except _UNREADABLE as error:
             raise CheckpointError(f"{where} cannot be read: {error!r}") from error
         wanted = dict(_named_leaves(like))
         _compare(where, stored, {name: _layout(leaf) for name, leaf in wanted.items()})
@@ -131,7 +134,7 @@ class Checkpoints:
                     restore_args={k: self._restore_args(v) for k, v in wanted_full.items()},
                 ),
             )
-        except Exception as error:
+        except _UNREADABLE as error:
             raise CheckpointError(f"{where} cannot be read: {error!r}") from error
         leaves = [_as(leaf, found.get(name)) for name, leaf in wanted.items()]
         return jax.tree.unflatten(jax.tree.structure(like), leaves)

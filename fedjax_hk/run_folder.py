@@ -211,10 +211,13 @@ class RunFolder:
         self._columns[table] = columns
 
     def write_table(self, table: str, frame: pd.DataFrame) -> None:
-        """Replaces `<table>.csv` by the frame (without its index), all or nothing."""
+        """Replaces `<table>.csv` by the frame (without its index), all or nothing.
+
+        What is missing is an empty cell, but NaN where the column is of floats.
+        """
         columns = [str(column) for column in frame.columns]
-        series = [frame.iloc[:, i].astype(object) for i in range(len(columns))]
-        rows = (dict(zip(columns, cells, strict=True)) for cells in zip(*series, strict=True))
+        cells = [_objects(frame.iloc[:, i]) for i in range(len(columns))]
+        rows = (dict(zip(columns, row, strict=True)) for row in zip(*cells, strict=True))
         _replace(self._file(table), _csv_text(columns, rows, header=True).encode())
         self._columns[table] = columns
 
@@ -419,6 +422,11 @@ def _csv_text(columns: Sequence[str], rows: Iterable[Mapping[str, Any]], header:
     lines = [",".join(map(_cell, columns))] if header else []
     lines += [",".join(_cell(row[column]) for column in columns) for row in rows]
     return "".join(line + "\n" for line in lines)
+
+
+def _objects(column: pd.Series) -> pd.Series:
+    values = column.astype(object)
+    return values if column.dtype.kind == "f" else values.where(column.notna(), None)
 
 
 def _typed(cells: list[str], text: bool) -> Any:

@@ -160,12 +160,18 @@ def _make_bar(total: int, done: int, stream: TextIO):
     class Bar(tqdm):
         monitor_interval = 0  # no watching thread: the bar is drawn at each round's end
 
+    # Some pseudo-terminals are 0 wide, where tqdm would trim the bar to nothing.
+    try:
+        wide = os.get_terminal_size(stream.fileno()).columns > 0
+    except OSError:  # notebooks say they are terminals, but have no size
+        wide = False
     # tqdm's own estimate is not shown; the plain lines and the bar shall say the same.
     return Bar(
         total=total,
         initial=done,
         file=stream,
-        dynamic_ncols=True,
+        ncols=None if wide else 80,
+        dynamic_ncols=wide,
         bar_format="{percentage:3.0f}%|{bar:20}| round {n_fmt}/{total_fmt}  {desc}",
     )
 
