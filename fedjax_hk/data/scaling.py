@@ -14,9 +14,9 @@ SCALERS = ("minmax", "mean", "window_mean", "standard", "robust")
 SCOPES = ("client", "fleet")
 FITS = ("train", "all")
 
-# A window whose mean is below this share of the client's mean (a home empty for
-# a dripping tap) is scaled by the client's mean instead: dividing by next to
-# nothing would make the first day back a target of several thousand, and MSE would see only it.
+# A window whose mean is below this share of the client's mean (an empty home with a
+# dripping tap) is scaled by the client's mean instead: dividing by next to nothing would
+# make the first day back a target of several thousand, and MSE would see only that day.
 _EMPTY_WINDOW = 0.1
 # A spread below this share of the largest reading is rounding, not variation.
 _ROUNDING = 1e-12

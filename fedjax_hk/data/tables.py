@@ -70,7 +70,7 @@ def read_wide(path: str | Path, *, clients: str = "", unit: str = "") -> Table:
         reasons = "\n".join(f"  {e.client}: {e.reason}" for e in negative[:10])
         raise DataError(f"{path}: no client can be used.\n{reasons}")
     times, values_tn, notes = regular_grid(path, times, sheet.row_t, values_tn[:, positive_n])
-    step = pd.Timedelta(times[1] - times[0])
+    step = (times[1] - times[0]).astype(object)  # a timedelta, which prints in words
     described = (
         f"{path.name}: {len(times)} steps of {step} from {times[0]} to {times[-1]}, "
         f"{len(wanted)} of {len(client_ids)} clients"
@@ -195,7 +195,7 @@ def _times(path: Path, sheet: _Sheet) -> np.ndarray:
     text_t = sheet.frame[0].str.strip()
     # The pattern keeps out what would be read as a date but is none, such as 20150101
     # or 2015; day-first dates are refused because 01/03 has two readings.
-    iso_t = text_t.str.fullmatch(_ISO_DATE).fillna(False).astype(bool)
+    iso_t = text_t.str.fullmatch(_ISO_DATE, na=False).astype(bool)
     parsed_t = pd.to_datetime(text_t.where(iso_t), format="ISO8601", utc=True, errors="coerce")
     bad = np.flatnonzero(parsed_t.isna())
     if len(bad):
@@ -212,7 +212,8 @@ def _times(path: Path, sheet: _Sheet) -> np.ndarray:
         rows = sheet.row_t[order[again[0]]], sheet.row_t[order[again[0] + 1]]
         raise DataError(
             f"{path}, rows {rows[0]} and {rows[1]}: the time {text_t.iloc[order[again[0]]]} is "
-            f"there twice ({len(again)} such pairs). Keep one row a time."
+            f"there twice ({len(again)} such pairs). Keep one row a time; where clocks are set "
+            "back, write times in UTC."
         )
     return times
 
@@ -223,8 +224,9 @@ def _values(path: Path, sheet: _Sheet, wanted: list[str], number_of: dict[str, i
     for i, client in enumerate(wanted):
         cells = sheet.frame[number_of[client]]
         if pd.api.types.is_bool_dtype(cells) or not pd.api.types.is_numeric_dtype(cells):
-            numbers = pd.to_numeric(cells.astype(str), errors="coerce")
-            bad = np.flatnonzero(numbers.isna() & cells.notna())
+            text = cells.astype(str).str.strip()
+            numbers = pd.to_numeric(text, errors="coerce")
+            bad = np.flatnonzero(numbers.isna() & cells.notna() & (text != ""))
             if len(bad):
                 _refuse_cell(path, sheet, client, number_of[client], bad, cells, "no number")
             cells = numbers

@@ -1,0 +1,371 @@
+"""Windows, scaling and naive forecasts against loops; what a test span may influence."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import reference_data as reference
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedjax_hk.data import DataError, Table, build_fleet, synthetic_fleet
+from fedjax_hk.data.scaling import SCALERS
+from fedjax_hk.types import Excluded
+
+DAY = np.timedelta64(24 * 3600, "s")
+
+
+def make_table(columns, step=DAY, **kwargs):
+    """A table of the given series, padded at the end with missing readings."""
+    length = max(len(c) for c in columns)
+    values = np.full((length, len(columns)), np.nan)
+    for i, column in enumerate(columns):
+        values[: len(column), i] = column
+    times = np.datetime64("2015-01-01", "s") + np.arange(length) * step
+    ids = tuple(f"c{i}" for i in range(len(columns)))
+    return Table(times, ids, values, "L", "made up", "0" * 64, **kwargs)
+
+
+def messy_table(seed, num_days=90, step=DAY, num_clients=6):
+    """Late starts, early ends, gaps, an empty and a constant client."""
+    rng = np.random.default_rng(seed)
+    values = rng.gamma(1.5, 100.0, (num_days, num_clients))
+    values[:, 1] = 50.0
+    values[: num_days // 6, 2] = np.nan
+    values[-(num_days // 7) :, 3] = np.nan
+    values[rng.random(values.shape) < 0.03] = np.nan
+    values[num_days // 3 : num_days // 3 + 9, 4] = np.nan
+    values[:, 5] *= rng.random(num_days) < 0.15  # mostly zero: no interquartile range
+    return make_table(list(values.T), step)
+
+
+def check_against_loops(table, fleet, *, lookback, horizon, share, scaler, context, fit_all, week):
+    """Every client kept: windows, scales, masks, times and naive forecasts."""
+    for row, client in enumerate(fleet.client_ids):
+        series = table.values_tn[:, table.client_ids.index(client)].tolist()
+        expected = reference.client_windows(
+            series, lookback, horizon, share, scaler, context, fit_all
+        )
+        for samples, windows in zip((fleet.train, fleet.test), expected, strict=True):
+            mask = np.zeros(samples.mask.shape[1], bool)
+            mask[: len(windows)] = [w is not None for w in windows]
+            np.testing.assert_array_equal(samples.mask[row], mask)
+            assert not samples.inputs[row][~mask].any() and not samples.targets[row][~mask].any()
+            for i in np.flatnonzero(mask):
+                inputs, target, scale, shift, _ = windows[i]
+                np.testing.assert_allclose(samples.inputs[row, i, :, 0], inputs, 1e-6, 1e-7)
+                np.testing.assert_allclose(samples.targets[row, i], target, 1e-6, 1e-7)
+                np.testing.assert_allclose(samples.scale[row, i], scale, 1e-6)
+                np.testing.assert_allclose(samples.shift[row, i], shift, 1e-6)
+        for i, window in enumerate(expected[1]):
+            if window is None:
+                assert all(np.isnan(f[row, i]) for f in fleet.naive.values())
+                continue
+            assert fleet.test_times[row, i] == table.times[window[4]]
+            naive = reference.client_naive(series, window[4], horizon, share, week)
+            for name, value in naive.items():
+                np.testing.assert_allclose(fleet.naive[name][row, i], value, 1e-12)
+        assert np.isnat(fleet.test_times[row, len(expected[1]) :]).all()
+
+
+@pytest.mark.parametrize("scaler", SCALERS)
+@pytest.mark.parametrize("context", [True, False])
+def test_equals_loops(scaler, context):
+    table = messy_table(1)
+    fleet = build_fleet(table, lookback=4, scaler=scaler, test_context=context)
+    assert len(fleet.client_ids) == 6
+    check_against_loops(
+        table,
+        fleet,
+        lookback=4,
+        horizon=1,
+        share=0.8,
+        scaler=scaler,
+        context=context,
+        fit_all=False,
+        week=7,
+    )
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    lookback=st.integers(1, 6),
+    horizon=st.integers(1, 9),
+    share=st.sampled_from([0.5, 0.7, 0.8]),
+    scaler=st.sampled_from(SCALERS),
+    context=st.booleans(),
+    fit_all=st.booleans(),
+)
+def test_equals_loops_at_random(seed, lookback, horizon, share, scaler, context, fit_all):
+    table = messy_table(seed, 120)
+    fleet = build_fleet(
+        table,
+        lookback=lookback,
+        horizon=horizon,
+        train_share=share,
+        scaler=scaler,
+        scaler_fit="all" if fit_all else "train",
+        test_context=context,
+    )
+    check_against_loops(
+        table,
+        fleet,
+        lookback=lookback,
+        horizon=horizon,
+        share=share,
+        scaler=scaler,
+        context=context,
+        fit_all=fit_all,
+        week=7,
+    )
+
+
+def test_a_week_is_counted_in_steps():
+    table = messy_table(3, 500, np.timedelta64(6 * 3600, "s"))
+    fleet = build_fleet(table)
+    check_against_loops(
+        table,
+        fleet,
+        lookback=12,
+        horizon=1,
+        share=0.8,
+        scaler="minmax",
+        context=True,
+        fit_all=False,
+        week=28,
+    )
+
+
+def test_steps_that_do_not_divide_a_week():
+    series = np.arange(1.0, 61.0)
+    fleet = build_fleet(make_table([series], 2 * DAY), lookback=3)
+    assert np.isnan(fleet.naive["last_week"]).all()
+    assert np.isfinite(fleet.naive["mean_7_days"]).all()
+    fleet = build_fleet(make_table([series], 30 * DAY), lookback=3)
+    assert np.isnan(fleet.naive["last_week"]).all() and np.isnan(fleet.naive["mean_7_days"]).all()
+    assert np.isfinite(fleet.naive["yesterday"]).all()
+
+
+def test_two_years_of_days_give_the_counts_of_the_paper():
+    table = make_table([np.random.default_rng(0).random(730)])
+    fleet = build_fleet(table)
+    assert fleet.train.mask.shape == (1, 572) and fleet.train.mask.all()
+    assert fleet.test.mask.shape == (1, 146) and fleet.test.mask.all()
+    assert fleet.test_times[0, 0] == table.times[584]
+    assert fleet.test_times[0, -1] == table.times[729]
+    assert build_fleet(table, test_context=False).test.mask.shape == (1, 134)
+
+
+def test_shapes_and_kinds():
+    fleet = build_fleet(messy_table(0), lookback=5)
+    for samples in (fleet.train, fleet.test):
+        num, width = samples.mask.shape
+        assert samples.inputs.shape == (num, width, 5, 1)
+        assert samples.targets.shape == samples.scale.shape == samples.shift.shape == (num, width)
+        assert samples.mask.dtype == bool
+        for part in (samples.inputs, samples.targets, samples.scale, samples.shift):
+            assert part.dtype == np.float32 and np.isfinite(part).all()
+        assert (samples.scale > 0).all()
+    assert fleet.test_times.dtype == np.dtype("datetime64[s]")
+    assert list(fleet.naive) == ["yesterday", "last_week", "mean_7_days", "train_median"]
+
+
+@pytest.mark.parametrize("scaler", SCALERS)
+@pytest.mark.parametrize("scope", ["client", "fleet"])
+def test_units_come_back(scaler, scope):
+    table = messy_table(5)
+    fleet = build_fleet(table, lookback=4, scaler=scaler, scaler_scope=scope)
+    test = fleet.test
+    units = test.targets.astype(float) * test.scale + test.shift
+    for row, client in enumerate(fleet.client_ids):
+        series = dict(zip(table.times, table.values_tn[:, int(client[1:])], strict=True))
+        for i in np.flatnonzero(test.mask[row]):
+            expected = series[fleet.test_times[row, i]]
+            np.testing.assert_allclose(units[row, i], expected, 1e-5, 1e-4)
+
+
+def test_fleet_scope_pools_the_training_spans():
+    table = make_table([np.r_[np.arange(80.0), 999.0 * np.ones(20)], np.arange(100.0) + 50])
+    fleet = build_fleet(table, scaler_scope="fleet")
+    assert (fleet.train.shift == 0).all() and (fleet.train.scale == 129).all()
+    leaky = build_fleet(table, scaler_scope="fleet", scaler_fit="all")
+    assert (leaky.train.scale == 999).all()
+
+
+def test_known_min_max_and_no_clipping():
+    fleet = build_fleet(make_table([np.arange(100.0)]), lookback=3)
+    assert (fleet.train.scale == 79).all() and (fleet.train.shift == 0).all()
+    assert fleet.train.targets.min() >= 0 and fleet.train.targets.max() == 1
+    assert fleet.test.targets.max() == np.float32(99 / 79)
+
+
+# --- failure kind 14: nothing of the test span in the training ---------------------------
+
+
+@pytest.mark.parametrize("scaler", SCALERS)
+@pytest.mark.parametrize("scope", ["client", "fleet"])
+def test_test_span_does_not_leak(scaler, scope):
+    table = synthetic_fleet(8, 200, seed=3)
+    rng = np.random.default_rng(0)
+    changed = table.values_tn.copy()
+    for i in range(8):
+        start, length = reference.span(table.values_tn[:, i].tolist())
+        first, last = start + math.floor(0.8 * length + 1e-9), start + length
+        changed[first:last, i] = rng.gamma(1.0, 5e4, last - first)
+        changed[first + 2 : last - 3, i][rng.random(last - first - 5) < 0.2] = np.nan
+    before = build_fleet(table, scaler=scaler, scaler_scope=scope)
+    after = build_fleet(table._replace(values_tn=changed), scaler=scaler, scaler_scope=scope)
+    assert before.client_ids == after.client_ids
+    for old, new in zip(before.train, after.train, strict=True):
+        np.testing.assert_array_equal(old, new)
+    if scaler != "window_mean":  # there each window is scaled by its own inputs
+        np.testing.assert_array_equal(before.test.scale, after.test.scale)
+    np.testing.assert_array_equal(before.test.shift, after.test.shift)
+    assert not np.array_equal(before.test.targets, after.test.targets)
+    medians = [np.nanmax(f.naive["train_median"], axis=1) for f in (before, after)]
+    np.testing.assert_array_equal(*medians)
+
+
+def test_training_readings_all_matter():
+    """The reverse of the leak test: the last training reading is used."""
+    series = np.random.default_rng(0).random(100)
+    before = build_fleet(make_table([series])).train
+    series[79] += 5
+    after = build_fleet(make_table([series])).train
+    assert not np.array_equal(before.scale, after.scale)
+
+
+@pytest.mark.parametrize("horizon", [1, 3, 8])
+def test_naive_forecasts_do_not_look_ahead(horizon):
+    series = np.random.default_rng(0).random(100)
+    before = build_fleet(make_table([series]), horizon=horizon)
+    for w in range(before.test.mask.shape[1]):
+        changed = series.copy()
+        target = 80 + w
+        changed[target - horizon + 1 :] = 77.0
+        after = build_fleet(make_table([changed]), horizon=horizon, scaler_fit="train")
+        for name, forecast in before.naive.items():
+            if name != "train_median" or target - horizon + 1 >= 80:
+                assert forecast[0, w] == after.naive[name][0, w], name
+
+
+def test_naive_forecasts_with_missing_readings():
+    series = np.arange(100.0)
+    series[[85, 86, 87, 88]] = np.nan
+    fleet = build_fleet(make_table([series]), lookback=1)
+    at = {t: w for w, t in enumerate(range(80, 100))}
+    assert fleet.test.mask[0, at[90]]
+    assert np.isnan(fleet.naive["mean_7_days"][0, at[90]])  # 3 of 7
+    assert fleet.naive["mean_7_days"][0, at[93]] == (89 + 90 + 91 + 92) / 4
+    assert np.isnan(fleet.naive["last_week"][0, at[93]])
+    assert fleet.naive["last_week"][0, at[91]] == 84
+    assert fleet.naive["train_median"][0, at[90]] == 39.5
+
+
+# --- clients of every size (failure kind 11) and unusual homes (kind 18) -----------------
+
+
+def test_clients_of_every_size():
+    rng = np.random.default_rng(0)
+    sizes = [0, 1, 2, 14, 15, 31, 32, 33, 44, 53, 54, 55, 10_000]
+    fleet = build_fleet(make_table([rng.random(n) for n in sizes]))
+    # 12 + 1 + 2 = 15 training windows need 27 training days of 34 days.
+    assert fleet.client_ids == tuple(f"c{i}" for i, n in enumerate(sizes) if n >= 34)
+    reasons = {e.client: e.reason for e in fleet.excluded}
+    assert set(reasons) == {f"c{i}" for i, n in enumerate(sizes) if n < 34}
+    assert reasons["c0"] == "no reading at all"
+    assert (
+        "13 usable training windows (at least 15 needed)" in reasons["c6"] or "33 " in reasons["c7"]
+    )
+    counts = fleet.train.mask.sum(axis=1)
+    np.testing.assert_array_equal(counts, [math.floor(0.8 * n) - 12 for n in sizes if n >= 34])
+    assert fleet.train.mask.shape[1] == counts.max()
+
+
+def test_padding_does_not_change_the_others():
+    rng = np.random.default_rng(1)
+    short, long = rng.random(60), rng.random(400)
+    alone = build_fleet(make_table([short]))
+    both = build_fleet(make_table([short, long]))
+    for one, two in zip((*alone.train, *alone.test), (*both.train, *both.test), strict=True):
+        np.testing.assert_array_equal(one[0], two[0, : one.shape[1]])
+    assert not both.train.mask[0, alone.train.mask.shape[1] :].any()
+    for name, forecast in alone.naive.items():
+        np.testing.assert_array_equal(forecast[0], both.naive[name][0, : forecast.shape[1]])
+        assert np.isnan(both.naive[name][0, forecast.shape[1] :]).all()
+
+
+def test_clients_left_out_leave_no_trace():
+    rng = np.random.default_rng(2)
+    series = [rng.random(90), rng.random(3) * 1e6, rng.random(70)]
+    kept = build_fleet(make_table([series[0], series[2]]), scaler_scope="fleet")
+    fleet = build_fleet(
+        make_table(series, planted=np.array([2, 1, -1]), excluded=(Excluded("x", "why"),)),
+        scaler_scope="fleet",
+    )
+    assert fleet.client_ids == ("c0", "c2")
+    assert [e.client for e in fleet.excluded] == ["x", "c1"]
+    np.testing.assert_array_equal(fleet.planted, [2, -1])
+    for one, two in zip((*kept.train, *kept.test), (*fleet.train, *fleet.test), strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
+@pytest.mark.parametrize("scaler", SCALERS)
+def test_constant_and_empty_homes_are_kept(scaler):
+    fleet = build_fleet(make_table([np.full(100, 0.1), np.zeros(100)]), scaler=scaler)
+    assert fleet.client_ids == ("c0", "c1")
+    for samples in (fleet.train, fleet.test):
+        assert samples.mask.any(axis=1).all()
+        assert np.isfinite(samples.targets).all() and (samples.scale > 0).all()
+        assert np.abs(samples.targets).max() <= 1.0 + 1e-6
+
+
+def test_a_home_that_empties_for_the_test_span_is_kept():
+    series = np.r_[np.random.default_rng(0).random(80) + 1, np.zeros(20)]
+    for scaler in SCALERS:
+        fleet = build_fleet(make_table([series]), scaler=scaler)
+        units = fleet.test.targets * fleet.test.scale + fleet.test.shift
+        np.testing.assert_allclose(units, 0, atol=1e-6)
+        # The window mean falls to nothing; its scale must not.
+        assert (fleet.test.scale > 0.05).all()
+
+
+def test_a_client_without_test_readings_is_left_out():
+    series = np.random.default_rng(0).random(100)
+    series[75:99] = np.nan
+    table = make_table([series, np.ones(100)])
+    fleet = build_fleet(table)
+    assert fleet.client_ids == ("c1",)
+    assert "0 usable test windows" in fleet.excluded[0].reason
+
+
+def test_nobody_left_lists_the_reasons():
+    with pytest.raises(DataError, match="No client has enough") as caught:
+        build_fleet(make_table([[1.0, 2.0], [np.nan], *([[1.0] * 9] * 12)]))
+    text = str(caught.value)
+    assert "c0: 0 usable training windows" in text and "c1: no reading at all" in text
+    assert "and 4 more" in text and "made up" in text
+    one_row = make_table([[1.0]])
+    with pytest.raises(DataError):
+        build_fleet(one_row)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("lookback", 0),
+        ("lookback", 2.5),
+        ("horizon", 0),
+        ("train_share", 1.0),
+        ("train_share", math.nan),
+        ("scaler", "max"),
+        ("scaler_scope", "all"),
+        ("scaler_fit", "test"),
+    ],
+)
+def test_bad_arguments(name, value):
+    with pytest.raises(ValueError, match=rf"Expected {name}.*got"):
+        build_fleet(messy_table(0), **{name: value})
