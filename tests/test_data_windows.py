@@ -53,20 +53,23 @@ def check_against_loops(table, fleet, *, lookback, horizon, share, scaler, conte
             mask[: len(windows)] = [w is not None for w in windows]
             np.testing.assert_array_equal(samples.mask[row], mask)
             assert not samples.inputs[row][~mask].any() and not samples.targets[row][~mask].any()
-            for i in np.flatnonzero(mask):
-                inputs, target, scale, shift, _ = windows[i]
-                np.testing.assert_allclose(samples.inputs[row, i, :, 0], inputs, 1e-6, 1e-7)
-                np.testing.assert_allclose(samples.targets[row, i], target, 1e-6, 1e-7)
-                np.testing.assert_allclose(samples.scale[row, i], scale, 1e-6)
-                np.testing.assert_allclose(samples.shift[row, i], shift, 1e-6)
-        for i, window in enumerate(expected[1]):
-            if window is None:
-                assert all(np.isnan(f[row, i]) for f in fleet.naive.values())
-                continue
-            assert fleet.test_times[row, i] == table.times[window[4]]
-            naive = reference.client_naive(series, window[4], horizon, share, week)
-            for name, value in naive.items():
-                np.testing.assert_allclose(fleet.naive[name][row, i], value, 1e-12)
+            found = zip(
+                samples.inputs[row][mask][..., 0],
+                samples.targets[row][mask],
+                samples.scale[row][mask],
+                samples.shift[row][mask],
+                strict=True,
+            )
+            there = [w[:4] for w in windows if w is not None]
+            for got, wanted in zip(zip(*found, strict=True), zip(*there, strict=True), strict=True):
+                np.testing.assert_allclose(got, wanted, 1e-6, 1e-7)
+        used = [i for i, w in enumerate(expected[1]) if w is not None]
+        at = [expected[1][i][4] for i in used]
+        np.testing.assert_array_equal(fleet.test_times[row, used], table.times[at])
+        naive = [reference.client_naive(series, t, horizon, share, week) for t in at]
+        for name, forecast in fleet.naive.items():
+            np.testing.assert_allclose(forecast[row, used], [n[name] for n in naive], 1e-12)
+            assert np.isnan(np.delete(forecast[row], used)).all()
         assert np.isnat(fleet.test_times[row, len(expected[1]) :]).all()
 
 

@@ -158,7 +158,7 @@ def test_spread_by_hand():
 labels = st.lists(st.tuples(st.integers(0, 4), st.integers(-1, 3)), min_size=1, max_size=40)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(labels)
 def test_adjusted_rand_index_equals_scikit_learn(pairs):
     a, b = np.array(pairs).T
