@@ -1,0 +1,300 @@
+"""Every setting of a run: its default, its help, and what goes together.
+
+Reading this module loads neither jax nor numpy, so flags are checked in no time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedjax_hk.rules import CHOICES, RULES, Rule
+
+SCALERS = ("minmax", "mean", "window_mean", "standard", "robust")
+LOSS_NAMES = ("mse", "mae", "huber", "quantile")
+ACTIVATIONS = ("relu", "softplus", "linear")
+STATE_NORMS = ("none", "init", "every_step")
+EUCLID_TAUS = ("radius", "matched", "linear")
+
+
+class ConfigError(ValueError):
+    """Settings that cannot be run; one line a problem, each with its flag and the fix."""
+
+
+def _flag(default: Any, group: str, text: str, choices: tuple[str, ...] = ()) -> Any:
+    return field(default=default, metadata={"group": group, "help": text, "choices": choices})
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of one run; None is "as the rule has it", or "as the data allow"."""
+
+    # What runs
+    agg: str = _flag("hk_cosine", "Rule", "aggregation rule", tuple(RULES))
+    tau: float | None = _flag(
+        None,
+        "Rule",
+        "confidence threshold: cosine of hk_cosine (0.9), radius on unit vectors of "
+        "hk_euclidean (0.9), or a quantile with --tau_mode=quantile",
+    )
+    epsilon: float | None = _flag(
+        None, "Rule", "hk_euclidean on raw opinions: radius in parameter units, instead of --tau"
+    )
+    eps_lower: float | None = _flag(None, "Rule", "hk_band: smallest cosine of neighbors (0.5)")
+    eps_upper: float | None = _flag(None, "Rule", "hk_band: largest cosine of neighbors (1.0)")
+    tau_mode: str = _flag(
+        "absolute",
+        "Rule",
+        "thresholds as they are, or as quantiles of the round's affinities "
+        "(0.95: the closest 5 % of the pairs are neighbors)",
+        ("absolute", "quantile"),
+    )
+    euclid_tau: str = _flag(
+        "radius",
+        "Rule",
+        "what --tau means to hk_euclidean: the radius, sqrt(2 (1 - tau)), or 2 (1 - tau)",
+        EUCLID_TAUS,
+    )
+    state_norm: str = _flag(
+        "none", "Rule", "rescale opinions to unit norm: never, at first, after every step",
+        STATE_NORMS,
+    )
+    num_coalitions: int | None = _flag(None, "Rule", "number of coalitions of fixed_k_* (3)")
+    opinion: str | None = _flag(
+        None, "Choices", "what the partition compares", CHOICES["opinion"]
+    )
+    opinion_leaves: str = _flag(
+        "", "Choices", "regular expression: compare only the parameters whose name matches"
+    )
+    local: str | None = _flag(None, "Choices", "local objective", CHOICES["local"])
+    within: str | None = _flag(
+        None, "Choices", "weights of the members of a coalition", CHOICES["within"]
+    )
+    between: str | None = _flag(None, "Choices", "weights of the coalitions", CHOICES["between"])
+    min_coalition: int = _flag(1, "Choices", "coalitions with fewer members weigh nothing")
+    serve: str | None = _flag(
+        None,
+        "Choices",
+        "what clients start from and are judged with: the global model, or the barycenter "
+        "of their own coalition",
+        CHOICES["serve"],
+    )
+    select: str | None = _flag(None, "Choices", "who takes part", CHOICES["select"])
+    server_opt: str | None = _flag(
+        None, "Choices", "what the server does with the average", CHOICES["server_opt"]
+    )
+    server_lr: float | None = _flag(
+        None, "Choices", "learning rate of --server_opt (1 for sgd, else 0.01)"
+    )
+
+    # Local training
+    rounds: int = _flag(20, "Training", "communication rounds")
+    clients_per_round: int | None = _flag(
+        None, "Training", "clients sampled each round (50, or the fleet if it is smaller)"
+    )
+    epochs: int = _flag(5, "Training", "local epochs")
+    batch_size: int = _flag(32, "Training", "windows a batch")
+    learning_rate: float = _flag(1e-3, "Training", "of the clients' Adam")
+    client_opt_reset: bool = _flag(
+        True, "Training", "start Adam afresh each round; otherwise each client keeps its own"
+    )
+    loss: str = _flag("mse", "Training", "training loss", LOSS_NAMES)
+    quantile: float | None = _flag(None, "Training", "level of --loss=quantile (0.5)")
+    mu: float | None = _flag(None, "Training", "pull of FedProx to the round's start (0.01)")
+    alpha: float | None = _flag(None, "Training", "inner step size of Per-FedAvg (0.01)")
+    dropout: float = _flag(0.2, "Training", "dropout after each LSTM layer")
+    activation: str = _flag(
+        "relu", "Training", "output activation; the paper's relu can die", ACTIVATIONS
+    )
+
+    # Data
+    data: str = _flag("", "Data", "wide table of readings (CSV, gz, xz); empty: embedded fleet")
+    clients: str = _flag("", "Data", "client names with commas between, or a file of them")
+    unit: str = _flag("", "Data", "label of the readings' unit, such as L or kWh")
+    lookback: int = _flag(12, "Data", "readings a forecast sees")
+    horizon: int = _flag(1, "Data", "steps ahead")
+    scaler: str = _flag("minmax", "Data", "scaling of the readings", SCALERS)
+    scaler_scope: str = _flag(
+        "client", "Data", "fit the scaler to each client or to the fleet", ("client", "fleet")
+    )
+    scaler_fit: str = _flag(
+        "train", "Data", "fit the scaler to the training span; 'all' leaks the test span",
+        ("train", "all"),
+    )
+    fleet_clients: int = _flag(184, "Data", "households of the embedded fleet")
+    fleet_days: int = _flag(730, "Data", "days of the embedded fleet")
+
+    # The run
+    seed: int = _flag(0, "Run", "seed of everything that is random")
+    output: str = _flag("", "Run", "run folder; empty makes a new one below runs/")
+    chunk: int = _flag(0, "Run", "clients a device trains at once; 0 chooses")
+    devices: int = _flag(0, "Run", "devices to use; 0: all accelerators, or all CPU cores")
+    gradient_dissimilarity: bool = _flag(
+        False, "Run", "log eq. (3) each round: costs a pass over all windows of the fleet"
+    )
+
+    def rule(self) -> Rule:
+        """The rule's row of choices, with those that were set one by one."""
+        given = {name: getattr(self, name) for name in CHOICES if getattr(self, name) is not None}
+        return RULES[self.agg]._replace(**given)
+
+
+DEFAULTS: dict[str, float] = {
+    "tau": 0.9,
+    "epsilon": 1.0,
+    "eps_lower": 0.5,
+    "eps_upper": 1.0,
+    "num_coalitions": 3,
+    "mu": 0.01,
+    "alpha": 0.01,
+    "quantile": 0.5,
+}
+
+
+def value_of(config: Config, name: str) -> float:
+    """A number of the rule: as given, or its default."""
+    given = getattr(config, name)
+    if given is not None:
+        return given
+    if name == "server_lr":
+        return 1.0 if config.rule().server_opt in ("mean", "sgd") else 0.01
+    return DEFAULTS[name]
+
+
+def check(config: Config) -> None:
+    """Refuses settings that cannot be run, all problems at once.
+
+    Errors: ConfigError; each line names the flag, the value and the fix.
+    """
+    problems = [*_check_values(config)]
+    if not problems:  # what goes together is judged only for values that mean something
+        problems += _check_together(config)
+    if problems:
+        raise ConfigError("\n".join(problems))
+
+
+def check_fleet(config: Config, num_clients: int) -> int:
+    """Clients a round, once the fleet is known.
+
+    Errors: ConfigError if more are asked for than there are.
+    """
+    if config.clients_per_round is None:
+        return min(50, num_clients)
+    if config.clients_per_round > num_clients:
+        raise ConfigError(
+            f"--clients_per_round={config.clients_per_round}: the fleet has {num_clients} "
+            f"clients; give at most {num_clients}."
+        )
+    return config.clients_per_round
+
+
+def _check_values(config: Config):
+    for item in dataclasses.fields(Config):
+        value, choices = getattr(config, item.name), item.metadata["choices"]
+        if choices and value is not None and value not in choices:
+            yield f"--{item.name}={value}: not known; choose one of {', '.join(choices)}."
+        if isinstance(value, float) and not math.isfinite(value):
+            yield f"--{item.name}={value}: give a finite number."
+    at_least = {
+        "rounds": 1, "clients_per_round": 1, "epochs": 1, "batch_size": 1, "lookback": 1,
+        "horizon": 1, "num_coalitions": 1, "min_coalition": 1, "fleet_clients": 1,
+        "fleet_days": 60, "chunk": 0, "devices": 0, "seed": 0, "mu": 0, "alpha": 0, "epsilon": 0,
+    }  # fmt: skip
+    for name, smallest in at_least.items():
+        value = getattr(config, name)
+        if value is not None and value < smallest:
+            yield f"--{name}={value}: give {smallest} or more."
+    for name in ("learning_rate", "server_lr"):
+        value = getattr(config, name)
+        if value is not None and not value > 0:
+            yield f"--{name}={value}: give a number above 0."
+    if not 0 <= config.dropout < 1:
+        yield f"--dropout={config.dropout}: give a share from 0 to below 1."
+    if config.quantile is not None and not 0 < config.quantile < 1:
+        yield f"--quantile={config.quantile}: give a level between 0 and 1."
+    if config.seed >= 2**31:
+        yield f"--seed={config.seed}: give a number below 2147483648."
+
+
+def _check_together(config: Config):
+    rule = config.rule()
+    partition = rule.partition
+    users = {
+        "tau": partition in ("hk_cosine", "hk_euclidean"),
+        "epsilon": partition == "hk_euclidean",
+        "eps_lower": partition == "hk_band",
+        "eps_upper": partition == "hk_band",
+        "num_coalitions": partition.startswith("fixed_k"),
+        "mu": rule.local == "prox",
+        "alpha": rule.local.startswith("perfedavg"),
+        "quantile": config.loss == "quantile",
+        "server_lr": rule.server_opt != "mean",
+        "opinion": partition not in ("none", "singletons"),
+    }
+    advice = {
+        "mu": "--local=prox or --agg=fedprox",
+        "alpha": "--agg=perfedavg_fo or perfedavg_hf",
+        "quantile": "--loss=quantile",
+        "server_lr": "--server_opt=sgd, adam, yogi or adagrad",
+        "num_coalitions": "--agg=fixed_k_euclidean or fixed_k_cosine",
+        "epsilon": "--agg=hk_euclidean",
+        "eps_lower": "--agg=hk_band",
+        "eps_upper": "--agg=hk_band",
+        "tau": "--agg=hk_cosine or hk_euclidean",
+        "opinion": "a rule with a partition, such as --agg=hk_cosine",
+    }
+    for name, used in users.items():
+        if getattr(config, name) is not None and not used:
+            yield (
+                f"--{name}={getattr(config, name)}: --agg={config.agg} does not read it; "
+                f"leave it out, or use {advice[name]}."
+            )
+    with_threshold = partition.startswith("hk")
+    for name in ("tau_mode", "state_norm", "euclid_tau", "opinion_leaves"):
+        value, default = getattr(config, name), getattr(Config, name)
+        used = {
+            "euclid_tau": partition == "hk_euclidean",
+            "opinion_leaves": partition not in ("none", "singletons"),
+        }.get(name, with_threshold)
+        if value != default and not used:
+            yield f"--{name}={value}: --agg={config.agg} does not read it; leave it out."
+    yield from _check_thresholds(config, partition)
+    if rule.serve == "coalition" and partition == "none":
+        yield (
+            f"--serve=coalition: --agg={config.agg} forms no coalitions; use a rule that does, "
+            "such as --agg=hk_cosine, or leave it out."
+        )
+    if rule.serve == "coalition" and rule.server_opt != "mean":
+        yield (
+            f"--server_opt={rule.server_opt}: it steps the global model, which nobody is served "
+            "with --serve=coalition; use --server_opt=mean or --serve=global."
+        )
+
+
+def _check_thresholds(config: Config, partition: str):
+    if config.epsilon is not None:
+        for name in ("tau", "euclid_tau", "tau_mode"):
+            if getattr(config, name) != getattr(Config, name):
+                yield (
+                    f"--epsilon={config.epsilon} and --{name}={getattr(config, name)}: one is a "
+                    "radius of raw opinions, the other belongs to unit vectors; keep one."
+                )
+        return
+    low, high, meaning = -1.0, 1.0, "a cosine"
+    if config.tau_mode == "quantile":
+        low, high, meaning = 0.0, 1.0, "a quantile (--tau_mode=quantile)"
+    elif partition == "hk_euclidean" and config.euclid_tau == "radius":
+        low, high, meaning = 0.0, 2.0, "a radius on unit vectors"
+    for name in ("tau", "eps_lower", "eps_upper"):
+        value = getattr(config, name)
+        if value is not None and not low <= value <= high:
+            yield f"--{name}={value}: it is {meaning} here; give a number from {low:g} to {high:g}."
+    if partition == "hk_band":
+        lower, upper = value_of(config, "eps_lower"), value_of(config, "eps_upper")
+        if lower > upper:
+            yield (
+                f"--eps_lower={lower} is above --eps_upper={upper}: nobody would be a neighbor; "
+                "swap them."
+            )

@@ -1,0 +1,246 @@
+"""What one client does in a round; the engine adds the client axis with `vmap`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_hk.models import Model
+from fedjax_hk.types import Array, Params
+
+ADAM_EPSILON = 1e-7  # Keras' value; the paper trains with Keras defaults
+
+LOSSES: dict[str, Callable[[Array, float], Array]] = {
+    "mse": lambda error, q: error**2,
+    "mae": lambda error, q: jnp.abs(error),
+    "huber": lambda error, q: optax.losses.huber_loss(error, delta=0.1),
+    "quantile": lambda error, q: jnp.maximum(q * error, (q - 1) * error),
+}
+
+
+class HParams(NamedTuple):
+    """Numbers that may be traced, and so batched; each is `[]`.
+
+    Attributes:
+      learning_rate: of the clients' Adam.
+      mu: pull of FedProx to the round's start.
+      alpha: step size of Per-FedAvg's inner step, and of the adaptation before judging.
+      quantile: level of the quantile loss.
+      tau, epsilon, eps_lower, eps_upper: thresholds of the partition.
+      server_lr: learning rate of the server step.
+    """
+
+    learning_rate: Array = 1e-3
+    mu: Array = 0.01
+    alpha: Array = 0.01
+    quantile: Array = 0.5
+    tau: Array = 0.9
+    epsilon: Array = 1.0
+    eps_lower: Array = 0.5
+    eps_upper: Array = 1.0
+    server_lr: Array = 1.0
+
+
+class Batch(NamedTuple):
+    """`inputs` `[B, L, F]`, `targets` `[B]`, `mask` `[B]`; False entries count nothing."""
+
+    inputs: Array
+    targets: Array
+    mask: Array
+
+
+class Objective(NamedTuple):
+    """How a client turns batches into a descent direction.
+
+    Attributes:
+      batches: independent batches that one step consumes.
+      direction: `(loss_and_grad, params, start, batches, keys, hparams) -> (loss, direction)`,
+        where `loss_and_grad(params, batch, key)` is the plain one; the direction is what the
+        optimizer takes for a gradient.
+      adapts: the client is judged after one step of size `alpha` on its training data.
+    """
+
+    batches: int
+    direction: Callable[..., tuple[Array, Params]]
+    adapts: bool = False
+
+
+def _plain(loss_and_grad, params, start, batches, keys, hparams):
+    return loss_and_grad(params, batches[0], keys[0])
+
+
+def _prox(loss_and_grad, params, start, batches, keys, hparams):
+    loss, grad = loss_and_grad(params, batches[0], keys[0])
+    return loss, jax.tree.map(lambda g, y, x: g + hparams.mu * (y - x), grad, params, start)
+
+
+def _inner_step(loss_and_grad, params, batch, key, alpha):
+    _, grad = loss_and_grad(params, batch, key)
+    return jax.tree.map(lambda y, g: y - alpha * g, params, grad)
+
+
+def _perfedavg_fo(loss_and_grad, params, start, batches, keys, hparams):
+    adapted = _inner_step(loss_and_grad, params, batches[0], keys[0], hparams.alpha)
+    return loss_and_grad(adapted, batches[1], keys[1])
+
+
+def _perfedavg_hf(loss_and_grad, params, start, batches, keys, hparams):
+    loss, outer = _perfedavg_fo(loss_and_grad, params, start, batches, keys, hparams)
+
+    def slope(y: Params) -> Array:
+        """Directional derivative along `outer`; its gradient is the Hessian times `outer`."""
+        _, grad = loss_and_grad(y, batches[2], keys[2])
+        return optax.tree.vdot(grad, jax.lax.stop_gradient(outer))
+
+    curvature = jax.grad(slope)(params)
+    return loss, jax.tree.map(lambda h, v: h - hparams.alpha * v, outer, curvature)
+
+
+OBJECTIVES: dict[str, Objective] = {
+    "plain": Objective(1, _plain),
+    # Li et al. 2020: the term is part of the loss, so Adam sees it (spec 3.2).
+    "prox": Objective(1, _prox),
+    # Fallah et al. 2020: 2 or 3 batches a step, so that a pass over the data costs as much
+    # as in FedAvg. The Hessian enters exactly, not by finite differences.
+    "perfedavg_fo": Objective(2, _perfedavg_fo, adapts=True),
+    "perfedavg_hf": Objective(3, _perfedavg_hf, adapts=True),
+}
+
+
+class LocalResult(NamedTuple):
+    """What a client returns: its model, mean loss, optimizer state, number of steps."""
+
+    params: Params
+    loss: Array
+    opt_state: optax.OptState
+    num_steps: Array
+
+
+class Trainer(NamedTuple):
+    """One client's part of a round, as pure functions for one client.
+
+    Attributes:
+      init_optimizer: `params -> opt_state`.
+      train: `(params, opt_state, samples, key, num_batches, hparams) -> LocalResult`; samples
+        hold `[W, ...]`; `num_batches` is how many batches an epoch runs through, at least
+        those that hold a window of this client (more change nothing).
+      adapt: `(params, samples, hparams) -> params` that the client is judged with.
+      gradient: `(params, samples) -> (loss, grad)` on all of the client's windows.
+    """
+
+    init_optimizer: Callable
+    train: Callable[..., LocalResult]
+    adapt: Callable[..., Params]
+    gradient: Callable[..., tuple[Array, Params]]
+
+
+def adam(learning_rate: Array) -> optax.GradientTransformation:
+    """The clients' optimizer (paper, Table 3)."""
+    return optax.adam(learning_rate, b1=0.9, b2=0.999, eps=ADAM_EPSILON)
+
+
+def make_trainer(
+    model: Model,
+    *,
+    objective: str = "plain",
+    loss: str = "mse",
+    epochs: int = 5,
+    batch_size: int = 32,
+    optimizer: Callable[[Array], optax.GradientTransformation] = adam,
+) -> Trainer:
+    """Local training as the paper does it: `epochs` passes of shuffled minibatches.
+
+    The last batch of an epoch may be partial. Windows that are masked are never used: each
+    epoch orders the valid ones at random and puts the others last, so a client's result
+    depends neither on the padding nor on the fleet's longest client.
+
+    Args:
+      optimizer: `learning_rate -> optax transformation`.
+
+    Source: FedHK paper, eq. (1) and section 5.3; spec A25.
+    """
+    chosen, penalty = OBJECTIVES[objective], LOSSES[loss]
+
+    def batch_loss(params: Params, batch: Batch, key: Array | None, quantile: Array) -> Array:
+        error = batch.targets - model.apply(params, batch.inputs, key)
+        total = jnp.sum(jnp.where(batch.mask, penalty(error, quantile), 0))
+        return total / jnp.maximum(jnp.sum(batch.mask), 1)
+
+    def train(params, opt_state, samples, key, num_batches, hparams) -> LocalResult:
+        start, update = params, optimizer(hparams.learning_rate).update
+
+        def loss_and_grad(y, batch, step_key):
+            return jax.value_and_grad(batch_loss)(y, batch, step_key, hparams.quantile)
+
+        filled = -(-jnp.sum(samples.mask) // batch_size)  # batches that hold a window
+
+        def step(index, carry, epoch_key, shuffled):
+            params, opt_state, total, count = carry
+            # Objectives that take several batches wrap around at the end of the epoch, so
+            # that none of them is empty.
+            first = index * chosen.batches
+            batches = [
+                _batch(shuffled, (first + offset) % jnp.maximum(filled, 1), batch_size)
+                for offset in range(chosen.batches)
+            ]
+            keys = jax.random.split(jax.random.fold_in(epoch_key, index), chosen.batches)
+            value, direction = chosen.direction(
+                loss_and_grad, params, start, batches, keys, hparams
+            )
+            updates, next_state = update(direction, opt_state, params)
+            used = first < filled
+            params = _where(used, optax.apply_updates(params, updates), params)
+            opt_state = _where(used, next_state, opt_state)
+            return params, opt_state, total + jnp.where(used, value, 0), count + used
+
+        def epoch(carry, epoch_key):
+            shuffled = _shuffle(samples, epoch_key, batch_size)
+            steps = -(-num_batches // chosen.batches)
+            return jax.lax.fori_loop(
+                0, steps, lambda index, carry: step(index, carry, epoch_key, shuffled), carry
+            ), None
+
+        zero = (jnp.zeros((), jnp.float32), jnp.zeros((), jnp.int32))
+        (params, opt_state, total, count), _ = jax.lax.scan(
+            epoch, (params, opt_state, *zero), jax.random.split(key, epochs)
+        )
+        return LocalResult(params, total / jnp.maximum(count, 1), opt_state, count)
+
+    def gradient(params, samples, quantile=0.5):
+        batch = Batch(samples.inputs, samples.targets, samples.mask)
+        return jax.value_and_grad(batch_loss)(params, batch, None, quantile)
+
+    def adapt(params, samples, hparams):
+        if not chosen.adapts:
+            return params
+        _, grad = gradient(params, samples, hparams.quantile)
+        return jax.tree.map(lambda y, g: y - hparams.alpha * g, params, grad)
+
+    return Trainer(lambda params: optimizer(0.0).init(params), train, adapt, gradient)
+
+
+def _where(condition: Array, new: Params, old: Params) -> Params:
+    return jax.tree.map(lambda n, o: jnp.where(condition, n, o), new, old)
+
+
+def _shuffle(samples, key: Array, batch_size: int) -> Batch:
+    """Valid windows first and in random order, padded to whole batches."""
+    num_windows = samples.mask.shape[0]
+    rank = jax.random.uniform(key, (num_windows,))  # entry i does not depend on the length
+    order = jnp.argsort(jnp.where(samples.mask, rank, jnp.inf))
+    padding = -num_windows % batch_size
+
+    def take(x):
+        return jnp.pad(x[order], [(0, padding)] + [(0, 0)] * (x.ndim - 1))
+
+    return Batch(take(samples.inputs), take(samples.targets), take(samples.mask))
+
+
+def _batch(shuffled: Batch, index: Array, size: int) -> Batch:
+    return jax.tree.map(
+        lambda x: jax.lax.dynamic_slice_in_dim(x, index * size, size), shuffled
+    )

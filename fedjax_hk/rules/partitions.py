@@ -1,0 +1,253 @@
+"""Partitions: who is grouped with whom, from the opinions of this round's clients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_hk import hk
+from fedjax_hk.local_training import HParams
+from fedjax_hk.types import Array, Params
+
+MAX_STEPS = 50  # inner steps; the paper saw at most ten, theory allows many more (spec H1)
+
+
+class Settings(NamedTuple):
+    """Choices that are fixed when the round is compiled (flags of the same names)."""
+
+    tau_mode: str = "absolute"
+    euclid_tau: str = "radius"
+    state_norm: str = "none"
+    use_epsilon: bool = False
+    num_coalitions: int = 3
+
+
+class PartitionInfo(NamedTuple):
+    """`labels_s` `[S]` int32 (smallest member, -1 if masked) and how they came about.
+
+    `num_steps`, `converged`, `margin` and `residual` as in `hk.HKResult`; `limit` is the
+    largest dissimilarity of neighbors, NaN for a partition without a threshold.
+    """
+
+    labels_s: Array
+    num_steps: Array
+    converged: Array
+    margin: Array
+    residual: Array
+    limit: Array
+
+
+class Partition(NamedTuple):
+    """A means to a partition.
+
+    Attributes:
+      kind: the dissimilarity that is compared, `cosine` (1 - cos) or `ball` (distance).
+      init: `opinions_s -> state`.
+      apply: `(state, opinions_s, gram_ss, mask_s, key, hparams) -> (info, state)`.
+      groups: False where nothing is grouped: one coalition, or everybody alone.
+    """
+
+    kind: str
+    init: Callable[[Params], Params]
+    apply: Callable[..., tuple[PartitionInfo, Params]]
+    groups: bool = True
+
+
+def _settled(labels_s: Array) -> PartitionInfo:
+    """Info of a partition that does not move opinions."""
+    nan = jnp.float32(jnp.nan)
+    return PartitionInfo(
+        labels_s, jnp.int32(0), jnp.bool_(True), jnp.float32(jnp.inf), jnp.float32(0), nan
+    )
+
+
+def _none(settings: Settings) -> Partition:
+    def apply(state, opinions_s, gram_ss, mask_s, key, hparams):
+        first = jnp.argmax(mask_s).astype(jnp.int32)
+        return _settled(jnp.where(mask_s, first, -1)), state
+
+    return Partition("cosine", lambda opinions_s: (), apply, groups=False)
+
+
+def _singletons(settings: Settings) -> Partition:
+    def apply(state, opinions_s, gram_ss, mask_s, key, hparams):
+        ids_s = jnp.arange(mask_s.shape[0], dtype=jnp.int32)
+        return _settled(jnp.where(mask_s, ids_s, -1)), state
+
+    return Partition("cosine", lambda opinions_s: (), apply, groups=False)
+
+
+def _hk(neighborhood: Callable[..., hk.Neighborhood]):
+    """The Hegselmann-Krause interaction with one of the paper's neighborhoods."""
+
+    def make(settings: Settings) -> Partition:
+        def apply(state, opinions_s, gram_ss, mask_s, key, hparams):
+            near = neighborhood(settings, hparams, gram_ss, mask_s)
+            result = hk.interact_from_gram(
+                gram_ss, near, mask=mask_s, max_steps=MAX_STEPS, state_norm=settings.state_norm
+            )
+            info = PartitionInfo(
+                result.labels_s,
+                result.num_steps,
+                result.converged,
+                result.margin,
+                result.residual,
+                jnp.asarray(near.limit, jnp.float32),
+            )
+            return info, state
+
+        kind = "ball" if settings.use_epsilon else "cosine"
+        return Partition(kind, lambda opinions_s: (), apply)
+
+    return make
+
+
+def _share_linked(gram_ss: Array, mask_s: Array, level: Array) -> Array:
+    """1 - cos below which the share `1 - level` of this round's pairs lies."""
+    return pair_quantiles(hk.dissimilarity(gram_ss, "cosine"), mask_s, 1 - level)
+
+
+def _cosine(settings, hparams, gram_ss, mask_s):
+    """Eq. (13), or the radius whose share of linked pairs is `1 - tau`."""
+    if settings.tau_mode == "quantile":
+        limit = _share_linked(gram_ss, mask_s, hparams.tau)
+        return hk.Neighborhood("cosine", limit, jnp.float32(0))
+    return hk.cosine(hparams.tau)
+
+
+def _euclidean(settings, hparams, gram_ss, mask_s):
+    """Eq. (12): a raw radius, or one on unit vectors (spec A3 on what tau means there)."""
+    if settings.use_epsilon:
+        return hk.ball(hparams.epsilon)
+    if settings.tau_mode == "quantile":
+        return _cosine(settings, hparams, gram_ss, mask_s)
+    tau = hparams.tau
+    radius = {
+        "radius": lambda: tau,
+        "matched": lambda: jnp.sqrt(2 * (1 - jnp.asarray(tau))),
+        "linear": lambda: 2 * (1 - jnp.asarray(tau)),
+    }[settings.euclid_tau]()
+    return hk.unit_ball(radius)
+
+
+def _band(settings, hparams, gram_ss, mask_s):
+    """Eq. (14)."""
+    if settings.tau_mode == "quantile":
+        limit = _share_linked(gram_ss, mask_s, hparams.eps_lower)
+        return hk.Neighborhood(
+            "cosine", limit, _share_linked(gram_ss, mask_s, hparams.eps_upper)
+        )
+    return hk.band(hparams.eps_lower, hparams.eps_upper)
+
+
+class Centers(NamedTuple):
+    """Centers of the coalitions, carried from round to round: pytree of `[K, ...]`."""
+
+    opinions_k: Params
+    drawn: Array
+
+
+def _fixed_k(kind: str):
+    """K coalitions around medoids, one pass a round (El Hanjri et al. 2024, reconstructed).
+
+    Clients join the nearest center; the member nearest to a coalition's barycenter is its
+    next center. The first centers are clients drawn at random; an empty coalition starts
+    anew at the client that is farthest from its center.
+    """
+
+    def make(settings: Settings) -> Partition:
+        num_k = settings.num_coalitions
+
+        def init(opinions_s):
+            zeros = jax.tree.map(lambda x: jnp.zeros((num_k, *x.shape[1:]), x.dtype), opinions_s)
+            return Centers(zeros, jnp.bool_(False))
+
+        def distances(opinions_s, centers_k, mask_s):
+            """`[S, K]`; inf for masked clients."""
+            stacked = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), opinions_s, centers_k)
+            mask = jnp.concatenate([mask_s, jnp.ones(num_k, bool)])
+            apart = hk.dissimilarity(hk.gram_matrix(stacked, mask=mask), kind)
+            return jnp.where(mask_s[:, None], apart[: mask_s.shape[0], mask_s.shape[0] :], jnp.inf)
+
+        def apply(state, opinions_s, gram_ss, mask_s, key, hparams):
+            def take(rows_k):
+                return jax.tree.map(lambda x: x[rows_k], opinions_s)
+
+            rank_s = jnp.where(mask_s, jax.random.uniform(key, mask_s.shape), jnp.inf)
+            # Fewer clients than centers: the first one stands in for those that are missing.
+            few = jnp.arange(num_k) < jnp.sum(mask_s)
+            random_k = jnp.argsort(rank_s)[jnp.where(few, jnp.arange(num_k), 0)]
+            centers_k = jax.tree.map(
+                lambda old, new: jnp.where(state.drawn, old, new),
+                state.opinions_k,
+                take(random_k),
+            )
+            apart_sk = distances(opinions_s, centers_k, mask_s)
+            member_s = jnp.argmin(apart_sk, axis=1)
+            labels_s = _smallest_member(jnp.where(mask_s, member_s, -1))
+
+            means_s = hk.barycenters(opinions_s, labels_s)
+            of_k = member_s[:, None] == jnp.arange(num_k)[None, :]
+            of_k &= mask_s[:, None]
+            representative_k = jnp.argmax(of_k, axis=0)  # some member: its row is the mean
+            means_k = jax.tree.map(lambda x: x[representative_k], means_s)
+            from_mean_sk = jnp.where(of_k, distances(opinions_s, means_k, mask_s), jnp.inf)
+            lonely_s = jnp.where(mask_s, jnp.min(apart_sk, axis=1), -jnp.inf)
+            empty_k = ~jnp.any(of_k, axis=0)
+            spare_k = jnp.argsort(-lonely_s)[jnp.cumsum(empty_k) - 1]
+            medoid_k = jnp.where(empty_k, spare_k, jnp.argmin(from_mean_sk, axis=0))
+            anyone = jnp.any(mask_s)
+            next_k = jax.tree.map(
+                lambda old, new: jnp.where(anyone, new, old), centers_k, take(medoid_k)
+            )
+            return _settled(labels_s), Centers(next_k, state.drawn | anyone)
+
+        return Partition(kind, init, apply)
+
+    return make
+
+
+def _smallest_member(group_s: Array) -> Array:
+    """Names every group by its smallest member; -1 stays."""
+    same_ss = group_s[:, None] == group_s[None, :]
+    return jnp.where(group_s >= 0, jnp.argmax(same_ss, axis=1).astype(jnp.int32), -1)
+
+
+def pair_quantiles(apart_ss: Array, mask_s: Array, levels: Array) -> Array:
+    """Quantiles over the pairs of clients that take part, linear between ranks.
+
+    Args:
+      apart_ss: `[S, S]` symmetric.
+      mask_s: `[S]` bool.
+      levels: `[...]` in 0 to 1.
+
+    Returns:
+      `[...]`; NaN if there is no pair.
+    """
+    num_s = mask_s.shape[0]
+    rows, columns = jnp.triu_indices(num_s, 1)
+    valid = mask_s[rows] & mask_s[columns]
+    ordered = jnp.sort(jnp.where(valid, apart_ss[rows, columns], jnp.inf))
+    if ordered.size == 0:
+        return jnp.full(jnp.shape(levels), jnp.nan, jnp.float32)
+    last = jnp.sum(valid) - 1
+    place = jnp.clip(jnp.asarray(levels, jnp.float32), 0, 1) * last
+    low = jnp.clip(jnp.floor(place).astype(jnp.int32), 0, ordered.size - 1)
+    high = jnp.minimum(low + 1, jnp.maximum(last, 0))
+    share = place - low
+    value = ordered[low] + jnp.where(share > 0, share * (ordered[high] - ordered[low]), 0)
+    return jnp.where(last >= 0, value, jnp.nan)
+
+
+PARTITIONS: dict[str, Callable[[Settings], Partition]] = {
+    "none": _none,
+    "singletons": _singletons,
+    "hk_euclidean": _hk(_euclidean),
+    "hk_cosine": _hk(_cosine),
+    "hk_band": _hk(_band),
+    "fixed_k_euclidean": _fixed_k("ball"),
+    "fixed_k_cosine": _fixed_k("cosine"),
+}
