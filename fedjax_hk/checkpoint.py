@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import pathlib
+import shutil
 from collections.abc import Callable
 from typing import Any
 
@@ -51,6 +52,7 @@ class Checkpoints:
         self._ocp = _import_orbax()
         self._folder = pathlib.Path(folder).absolute()
         self._log = log
+        _remove_leftovers(self._folder, keep)
         self._manager = self._ocp.CheckpointManager(
             self._folder,
             item_handlers=self._ocp.PyTreeCheckpointHandler(),
@@ -190,6 +192,17 @@ def _import_orbax():
     # A filter, not a level: absl's logger is shared with everybody who logs through it.
     absl_logging.get_absl_logger().addFilter(_no_orbax_notes)
     return ocp
+
+
+def _remove_leftovers(folder: pathlib.Path, keep: int) -> None:
+    """Removes old checkpoints whose removal a kill cut short; Orbax would warn of each."""
+    old = sorted((path for path in folder.glob("*") if path.name.isdigit()), key=_round)[:-keep]
+    for path in old:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _round(path: pathlib.Path) -> int:
+    return int(path.name)
 
 
 def _no_orbax_notes(record: logging.LogRecord) -> bool:

@@ -52,7 +52,9 @@ class RunFolderError(ValueError):
     """A run folder that cannot be used as asked; the message names the path and the fix."""
 
 
-def create(path: str | os.PathLike = "", base: str | os.PathLike = "runs", name: str = ""):
+def create(
+    path: str | os.PathLike = "", base: str | os.PathLike = "runs", name: str = ""
+) -> RunFolder:
     """A new, empty, locked run folder.
 
     Args:
@@ -75,10 +77,11 @@ def create(path: str | os.PathLike = "", base: str | os.PathLike = "runs", name:
         # Exclusive, so that of two runs given the same empty folder only one gets it.
         lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
     except FileExistsError as error:
-        if pathlib.Path(path).is_dir():
-            raise _not_empty(pathlib.Path(path), [_LOCK]) from error
+        asked = pathlib.Path(path or base)
+        if asked.is_dir():
+            raise _not_empty(asked, [_LOCK]) from error
         raise RunFolderError(
-            f"flag --output: {path} is a file; give a folder that is new or empty"
+            f"flag --output: {asked} is a file; give a folder that is new or empty"
         ) from error
     except OSError as error:
         raise RunFolderError(
@@ -88,7 +91,7 @@ def create(path: str | os.PathLike = "", base: str | os.PathLike = "runs", name:
     return RunFolder(folder, _hold(lock, folder, "--output"))
 
 
-def open_existing(path: str | os.PathLike, lock: bool = True):
+def open_existing(path: str | os.PathLike, lock: bool = True) -> RunFolder:
     """The folder of an earlier run, locked for this process.
 
     Args:

@@ -198,6 +198,17 @@ def test_a_torn_one_falls_back_to_the_one_before(checkpoints, lines, tmp_path, d
         assert again.restore_latest(state)[0] == 2
 
 
+def test_what_a_cut_short_removal_left_is_removed(tmp_path, caplog):
+    with Checkpoints(tmp_path, keep=3) as first:
+        for round_number in (9, 10, 11):
+            first.save(round_number, make_state())
+    (tmp_path / "9" / "_CHECKPOINT_METADATA").unlink()
+    with Checkpoints(tmp_path) as again:
+        assert again.rounds() == [10, 11]
+        again.save(12, make_state())
+    assert not caplog.records
+
+
 def test_if_none_can_be_read_nothing_is_removed(checkpoints, tmp_path):
     state = {"fleet": jnp.arange(50_000, dtype=jnp.float32)}
     checkpoints.save(1, state)

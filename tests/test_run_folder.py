@@ -104,10 +104,11 @@ def test_a_folder_with_something_in_it_is_refused(tmp_path):
         run_folder.create(tmp_path)
 
 
-def test_a_file_in_place_of_the_folder_is_refused(tmp_path):
+@pytest.mark.parametrize("keyword", ["path", "base"])
+def test_a_file_in_place_of_the_folder_is_refused(tmp_path, keyword):
     (tmp_path / "file").write_text("")
     with pytest.raises(RunFolderError, match=r"--output: .*file is a file; give"):
-        run_folder.create(tmp_path / "file")
+        run_folder.create(**{keyword: tmp_path / "file"})
 
 
 @pytest.mark.parametrize("keyword", ["path", "base"])
