@@ -50,7 +50,8 @@ def client_errors(forecast_nw: Array, samples: Samples) -> ClientErrors:
     Raises:
       ValueError: the shapes differ.
 
-    Source: eqs. (19) to (21) of the FedHK paper per client; accuracy is spec 5.4.
+    Source: eq. (19) of the FedHK paper for each client; its accuracy is not defined there,
+    this one is 1 - WAPE because a home may read zero.
     """
     return _errors(jnp, forecast_nw, *samples[1:])
 

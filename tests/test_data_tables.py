@@ -157,6 +157,7 @@ def test_recommended_rows_only_and_absent_ones_are_told(tmp_path):
         ("A,b", ["'A'"]),
         ("a,b,a", ["a", "twice"]),
         (",", ["names no client"]),
+        ("folder/clients", ["no file", "folder"]),
         ("nobody.csv", ["nobody.csv", "no file"]),
     ],
 )
@@ -168,6 +169,15 @@ def test_bad_lists_of_clients(tmp_path, clients, parts):
 def test_unknown_client_gets_close_matches(tmp_path):
     path = write(tmp_path, "date,MAC000015,MAC000017\n2015-01-01,1,2\n2015-01-02,1,2\n")
     assert "did you mean MAC000015" in message(path, clients="MAC00015")
+
+
+def test_a_list_longer_than_a_file_name_and_ids_with_slashes(tmp_path):
+    ids = [f"site/{i:03d}" for i in range(200)]
+    rows = [",".join([day, *("1" * 200)]) for day in ("2015-01-01", "2015-01-02")]
+    path = write(tmp_path, "\n".join([",".join(["t", *ids]), *rows]))
+    assert read_wide(path, clients=",".join(ids)).client_ids == tuple(ids)
+    assert read_wide(path, clients="site/007").client_ids == ("site/007",)
+    assert "site/7777" in message(path, clients=",".join([*ids, "site/7777"]))
 
 
 def test_bad_files_of_clients(tmp_path):
@@ -235,6 +245,7 @@ BAD = {
     "decimal comma": (GOOD.replace("4,,6", '4,"1,5",6'), ["row 3", "client 'b'", "'1,5'"]),
     "a truth value": ("date,a\n2015-01-01,True\n2015-01-02,False\n", ["row 2", "'a'", "'True'"]),
     "infinite": (GOOD.replace("4,,6", "4,,inf"), ["row 3", "column 4", "client 'c'", "'inf'"]),
+    "too large": (GOOD.replace("4,,6", "4,,1e300"), ["row 3", "client 'c'", "1e+300"]),
     "short row": (GOOD + "2015-01-04,1\n", ["row 5", "2 cells", "header has 4"]),
     "long row": (GOOD + "2015-01-04,1,2,3,4\n", ["row 5", "5 cells", "header has 4"]),
     "long first row": ("date,a\n2015-01-01,1,2\n", ["row 2", "3 cells"]),

@@ -326,6 +326,16 @@ def test_constant_and_empty_homes_are_kept(scaler):
         assert np.abs(samples.targets).max() <= 1.0 + 1e-6
 
 
+@pytest.mark.parametrize("scaler", SCALERS)
+@pytest.mark.parametrize("size", [1e-300, 1e-12, 1e14])
+def test_readings_of_any_size(scaler, size):
+    series = size * np.random.default_rng(0).random(100)
+    fleet = build_fleet(make_table([series]), scaler=scaler)
+    for part in (*fleet.train, *fleet.test):
+        assert np.isfinite(part).all()
+    assert (fleet.train.scale > 0).all()
+
+
 def test_a_home_that_empties_for_the_test_span_is_kept():
     series = np.r_[np.random.default_rng(0).random(80) + 1, np.zeros(20)]
     for scaler in SCALERS:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 import io
+import os
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,7 +26,8 @@ def select_clients(
       clients: "" for all; ids between commas; or the path of a file with one id per
         line, or of a CSV with a column `client`. If that CSV has a column `recommended`
         too, it describes more clients than it asks for: the rows with recommended = 1 are
-        taken, and those of them that the table lacks are left out with that reason.
+        taken, and those of them that the table lacks are left out with that reason. If
+        every name between the commas is a column, it is not taken for a file.
       client_ids: the columns of the table.
       table_name: for messages.
 
@@ -36,23 +39,19 @@ def select_clients(
     """
     if not clients.strip():
         return list(client_ids), ()
-    path = Path(clients)
-    if path.is_dir():
-        raise DataError(f"{path} is a folder. Name a file of client ids, or ids between commas.")
+    wanted = [part.strip() for part in clients.split(",") if part.strip()]
+    origin = f"the list {clients!r}"
     excluded: tuple[Excluded, ...] = ()
-    if path.is_file():
-        origin = str(path)
-        wanted, described = _read_list(path)
-        if described:
-            known = set(client_ids)
-            reason = f"recommended in {path}, but {table_name} has no such column"
-            excluded = tuple(Excluded(c, reason) for c in wanted if c not in known)
-            wanted = [c for c in wanted if c in known]
-    elif path.suffix in (".csv", ".txt") or "/" in clients:
-        raise DataError(f"{missing_file(path)} It was to list the clients.")
-    else:
-        origin = f"the list {clients!r}"
-        wanted = [part.strip() for part in clients.split(",") if part.strip()]
+    if not wanted or not set(wanted) <= set(client_ids):
+        path = Path(clients)
+        # os.path, not Path: it says False of a list that is too long to be a file name.
+        if os.path.isdir(clients):
+            raise DataError(f"{path} is a folder. Name a file of clients, or ids between commas.")
+        if os.path.isfile(clients):
+            origin = str(path)
+            wanted, excluded = _read_list(path, client_ids, table_name)
+        elif len(wanted) == 1 and (path.suffix in (".csv", ".txt") or len(path.parts) > 1):
+            raise DataError(f"{missing_file(path)} It was to list the clients.")
     _check(wanted, client_ids, origin, table_name)
     return wanted, excluded
 
@@ -68,8 +67,10 @@ def missing_file(path: Path) -> str:
     return f"There is no file {path}.{hint}"
 
 
-def _read_list(path: Path) -> tuple[list[str], bool]:
-    """Ids in a file, and whether it had a column `recommended`."""
+def _read_list(
+    path: Path, client_ids: Sequence[str], table_name: str
+) -> tuple[list[str], tuple[Excluded, ...]]:
+    """The ids that a file asks for, and those it recommends that the table lacks."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -77,23 +78,27 @@ def _read_list(path: Path) -> tuple[list[str], bool]:
     lines = text.splitlines()
     header = [cell.strip().strip('"') for cell in lines[0].split(",")] if lines else []
     if "client" not in header:
-        return [line.strip() for line in lines if line.strip()], False
+        return [line.strip() for line in lines if line.strip()], ()
     try:
         rows = pd.read_csv(io.StringIO(text), dtype=str, keep_default_na=False, index_col=False)
     except pd.errors.ParserError as error:
         raise DataError(f"{path} is no CSV: {error}.") from None
     rows.columns = rows.columns.str.strip()
-    described = "recommended" in rows
-    if described:
-        rows = rows[rows["recommended"].str.strip().str.lower().isin(_YES)]
-    return [c for c in rows["client"].str.strip() if c], described
+    listed = rows["client"].str.strip()
+    if "recommended" not in rows:
+        return [c for c in listed if c], ()
+    listed = listed[rows["recommended"].str.strip().str.lower().isin(_YES)]
+    known = set(client_ids)
+    reason = f"recommended in {path}, but {table_name} has no such column"
+    absent = tuple(Excluded(c, reason) for c in listed if c not in known)
+    return [c for c in listed if c in known], absent
 
 
 def _check(wanted: list[str], client_ids: Sequence[str], origin: str, table_name: str) -> None:
     """Refuses an empty choice, unknown ids and ids named twice."""
     if not wanted:
         raise DataError(f"{origin} names no client of {table_name}. Name at least one.")
-    repeated = sorted({c for c in wanted if wanted.count(c) > 1}) if _repeats(wanted) else []
+    repeated = [c for c, count in Counter(wanted).items() if count > 1]
     if repeated:
         raise DataError(f"{origin} names {', '.join(repeated[:5])} twice. Name each client once.")
     known = set(client_ids)
@@ -111,7 +116,3 @@ def _check(wanted: list[str], client_ids: Sequence[str], origin: str, table_name
             f"{', '.join(parts)}{more}. "
             f"It has {len(known)} clients: {', '.join(list(client_ids)[:5])}, ..."
         )
-
-
-def _repeats(names: list[str]) -> bool:
-    return len(set(names)) < len(names)

@@ -20,6 +20,7 @@ FITS = ("train", "all")
 _EMPTY_WINDOW = 0.1
 # A spread below this share of the largest reading is rounding, not variation.
 _ROUNDING = 1e-12
+_SMALLEST = 1e-15  # in units; float32 cannot divide by much less
 
 
 def fit_scaler(fit_nt: np.ndarray, scaler: str, scope: str) -> tuple[np.ndarray, np.ndarray]:
@@ -50,7 +51,7 @@ def fit_scaler(fit_nt: np.ndarray, scaler: str, scope: str) -> tuple[np.ndarray,
         scale = three_quarters - quarter
         scale = np.where(scale > 0, scale, np.nanstd(pooled, axis=1))
     largest = np.maximum(np.abs(low), np.abs(high))
-    scale = np.where(scale > _ROUNDING * largest, scale, 1.0)
+    scale = np.where(scale > np.maximum(_ROUNDING * largest, _SMALLEST), scale, 1.0)
     num_clients = len(fit_nt)
     return np.broadcast_to(shift, num_clients), np.broadcast_to(scale, num_clients)
 

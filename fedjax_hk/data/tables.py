@@ -22,6 +22,8 @@ from fedjax_hk.data.table import Table
 from fedjax_hk.types import Excluded
 
 _DECOMPRESS = {".gz": gzip.decompress, ".xz": lzma.decompress, ".bz2": bz2.decompress}
+# No meter reads more; squares of float32 beyond it would overflow.
+_LARGEST = 1e15
 _ISO_DATE = r"\d{4}-\d{2}-\d{2}(?:[T ].*)?"
 
 
@@ -219,7 +221,7 @@ def _times(path: Path, sheet: _Sheet) -> np.ndarray:
 
 
 def _values(path: Path, sheet: _Sheet, wanted: list[str], number_of: dict[str, int]) -> np.ndarray:
-    """Readings of the wanted clients, `[T, N]` float64; refuses what is no finite number."""
+    """Readings of the wanted clients, `[T, N]` float64; refuses what is no usable number."""
     values_tn = np.empty((len(sheet.frame), len(wanted)))
     for i, client in enumerate(wanted):
         cells = sheet.frame[number_of[client]]
@@ -231,9 +233,10 @@ def _values(path: Path, sheet: _Sheet, wanted: list[str], number_of: dict[str, i
                 _refuse_cell(path, sheet, client, number_of[client], bad, cells, "no number")
             cells = numbers
         values_tn[:, i] = cells.to_numpy(np.float64, na_value=np.nan)
-        bad = np.flatnonzero(np.isinf(values_tn[:, i]))
+        bad = np.flatnonzero(np.abs(values_tn[:, i]) > _LARGEST)
         if len(bad):
-            _refuse_cell(path, sheet, client, number_of[client], bad, cells, "not finite")
+            what = f"beyond {_LARGEST:g}"
+            _refuse_cell(path, sheet, client, number_of[client], bad, cells, what)
     return values_tn
 
 
