@@ -6,7 +6,6 @@ A round is one compiled program. Everything it makes stays on the device; the ca
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -20,7 +19,7 @@ from fedjax_hk import hk, metrics
 from fedjax_hk.local_training import HParams, Trainer
 from fedjax_hk.models import Model
 from fedjax_hk.rules import Rule
-from fedjax_hk.rules.opinions import OPINIONS, pick_leaves
+from fedjax_hk.rules.opinions import OPINIONS, columns
 from fedjax_hk.rules.partitions import PARTITIONS, Settings, pair_quantiles
 from fedjax_hk.rules.server import SERVER_STEPS
 from fedjax_hk.rules.weighting import client_weights
@@ -42,15 +41,15 @@ class ServerState(NamedTuple):
     """What the next round needs.
 
     Attributes:
-      params: the global model.
-      starts_n: `[N, ...]` what each client starts from, with `serve=coalition`; else ().
+      params: `[D]` the global model.
+      starts_nd: `[N, D]` what each client starts from, with `serve=coalition`; else ().
       opt_n: `[N, ...]` the clients' optimizer states where they are kept; else ().
       partition: state of the partition.
       server_opt: state of the server step.
     """
 
-    params: Params
-    starts_n: Params
+    params: Array
+    starts_nd: Array | tuple
     opt_n: Params
     partition: Params
     server_opt: Params
@@ -162,20 +161,14 @@ def make_engine(
     partition, server = PARTITIONS[rule.partition](settings), SERVER_STEPS[rule.server_opt]
     personal = rule.serve == "coalition"
 
-    def opinions_of(params_s, starts_s, mask_s):
-        return pick_leaves(OPINIONS[rule.opinion](params_s, starts_s, mask_s), opinion_leaves)
+    compared = columns(model.leaves, opinion_leaves)
 
-    def init(params: Params) -> ServerState:
-        rows = lambda tree, n: jax.tree.map(  # noqa: E731
-            lambda x: jnp.broadcast_to(x, (n, *jnp.shape(x))), tree
-        )
-        cohort = rows(params, clients_per_round)
-        mask_s = jnp.ones(clients_per_round, bool)
+    def init(params: Array) -> ServerState:
         return ServerState(
             params,
-            rows(params, num_clients) if personal else (),
-            rows(trainer.init_optimizer(params), num_clients) if keep_optimizer else (),
-            partition.init(opinions_of(cohort, cohort, mask_s)),
+            _repeat(params, num_clients) if personal else (),
+            _repeat(trainer.init_optimizer(params), num_clients) if keep_optimizer else (),
+            partition.init(_repeat(params, clients_per_round)[:, compared]),
             server.init(params),
         )
 
@@ -190,10 +183,10 @@ def make_engine(
             params = starts if personal else shared
             return jax.vmap(one, in_axes=(0 if personal else None, 0, 0))(params, train, inputs)
 
-        batched = (state.starts_n, fleet.train, fleet.test.inputs)
+        batched = (state.starts_nd, fleet.train, fleet.test.inputs)
         return map_clients(block, batched, state.params, mesh=mesh, chunk=chunk)
 
-    def train_cohort(state, fleet, cohort_s, starts_s, round_number, run_key, hparams):
+    def train_cohort(state, fleet, cohort_s, start_sd, round_number, run_key, hparams):
         keys_s = jax.vmap(lambda c: client_key(run_key, TRAIN, round_number, c))(cohort_s)
         kept_s = _rows(state.opt_n, cohort_s)
 
@@ -207,7 +200,7 @@ def make_engine(
             )
             return result if keep_optimizer else result._replace(opt_state=())
 
-        batched = (starts_s, kept_s, _rows(fleet.train, cohort_s), keys_s)
+        batched = (start_sd, kept_s, _rows(fleet.train, cohort_s), keys_s)
         return map_clients(block, batched, hparams, mesh=mesh, chunk=chunk)
 
     def gradients(params, fleet):
@@ -218,37 +211,30 @@ def make_engine(
         def block(samples, shared):
             return jax.vmap(lambda one: trainer.gradient(shared, one)[1])(samples)
 
-        grads_n = map_clients(block, fleet.train, params, mesh=mesh, chunk=chunk)
+        grads_nd = map_clients(block, fleet.train, params, mesh=mesh, chunk=chunk)
         samples_n = jnp.sum(fleet.train.mask, axis=1)
         has_n = samples_n > 0
-        mean = hk.average(grads_n, samples_n / jnp.sum(samples_n))
-        apart_n = _squared_norms(jax.tree.map(jnp.subtract, grads_n, mean))
+        mean_d = hk.average(grads_nd, samples_n / jnp.sum(samples_n))
+        apart_n = jnp.sum((grads_nd - mean_d[None, :]) ** 2, axis=1)
         total = jnp.sum(jnp.where(has_n, apart_n, 0)) / jnp.sum(has_n)
-        norm = jnp.sqrt(sum(jnp.sum(x**2) for x in jax.tree.leaves(mean)))
-        return total, norm
+        return total, jnp.linalg.norm(mean_d)
 
     def one_round(state, fleet, round_number, run_key, hparams):
         cohort_s = sample_cohort(run_key, round_number, num_clients, clients_per_round)
-        starts_s = (
-            _rows(state.starts_n, cohort_s)
-            if personal
-            else jax.tree.map(
-                lambda x: jnp.broadcast_to(x, (clients_per_round, *x.shape)), state.params
-            )
+        start_sd = (
+            state.starts_nd[cohort_s] if personal else _repeat(state.params, clients_per_round)
         )
-        result = train_cohort(
-            state, fleet, cohort_s, starts_s, round_number, run_key, hparams
-        )
+        result = train_cohort(state, fleet, cohort_s, start_sd, round_number, run_key, hparams)
         samples_s = jnp.sum(fleet.train.mask, axis=1)[cohort_s]
-        finite_s = _finite_rows(result.params) & jnp.isfinite(result.loss)
+        finite_s = jnp.all(jnp.isfinite(result.params), axis=1) & jnp.isfinite(result.loss)
         present_s = finite_s & fleet.available_n[cohort_s] & (samples_s > 0)
-        params_s = _where_rows(present_s, result.params, starts_s)
+        params_sd = jnp.where(present_s[:, None], result.params, start_sd)
 
-        opinions_s = opinions_of(params_s, starts_s, present_s)
-        gram_ss = hk.gram_matrix(opinions_s, mask=present_s)
+        opinions_sd = OPINIONS[rule.opinion](params_sd, start_sd, present_s)[:, compared]
+        gram_ss = hk.gram_matrix(opinions_sd, mask=present_s)
         key = client_key(run_key, PARTITION, round_number, 0)
         found, partition_state = partition.apply(
-            state.partition, opinions_s, gram_ss, present_s, key, hparams
+            state.partition, opinions_sd, gram_ss, present_s, key, hparams
         )
         labels_s = found.labels_s
         weights_s, members_s = client_weights(
@@ -258,28 +244,28 @@ def make_engine(
             between=rule.between,
             min_coalition=min_coalition,
         )
-        centers_s = _barycenters(params_s, labels_s, members_s)
+        centers_sd = _barycenters(params_sd, labels_s, members_s)
 
-        average = hk.average(params_s, weights_s)
+        average = hk.average(params_sd, weights_s)
         params, server_state = server.apply(
             state.server_opt, state.params, average, hparams.server_lr
         )
         anyone = jnp.any(present_s)
-        keep = lambda new, old: jax.tree.map(  # noqa: E731
-            lambda n, o: jnp.where(anyone, n, o), new, old
-        )
-        starts_n, opt_n = state.starts_n, state.opt_n
+        starts_nd, opt_n = state.starts_nd, state.opt_n
         if personal:
-            starts_n = _scatter(starts_n, cohort_s, _where_rows(present_s, centers_s, starts_s))
+            served_sd = jnp.where(present_s[:, None], centers_sd, start_sd)
+            starts_nd = starts_nd.at[cohort_s].set(served_sd)
         if keep_optimizer:
-            old_s = _rows(opt_n, cohort_s)
-            opt_n = _scatter(opt_n, cohort_s, _where_rows(present_s, result.opt_state, old_s))
+            kept_s = _where_rows(present_s, result.opt_state, _rows(opt_n, cohort_s))
+            opt_n = jax.tree.map(lambda x, rows: x.at[cohort_s].set(rows), opt_n, kept_s)
         state = ServerState(
-            keep(params, state.params),
-            starts_n,
+            jnp.where(anyone, params, state.params),
+            starts_nd,
             opt_n,
             partition_state,
-            keep(server_state, state.server_opt),
+            jax.tree.map(
+                lambda new, old: jnp.where(anyone, new, old), server_state, state.server_opt
+            ),
         )
 
         forecast_nw = judge(state, fleet, hparams)
@@ -305,8 +291,8 @@ def make_engine(
             affinity_q=pair_quantiles(apart_ss, present_s, jnp.array(AFFINITY_LEVELS)),
             gram_ss=gram_ss,
             changes_nothing=jnp.max(jnp.abs(weights_s - uniform_s)) * num_present < 1e-5,
-            dispersion=_dispersion(params_s, samples_s, present_s),
-            dissimilarity=_within_dissimilarity(params_s, centers_s, present_s, partition.kind),
+            dispersion=_dispersion(params_sd, samples_s, present_s),
+            dissimilarity=_within_dissimilarity(params_sd, centers_sd, present_s, partition.kind),
             gradient_dissimilarity=heterogeneity[0],
             gradient_norm=heterogeneity[1],
             dead_n=metrics.dead_clients(forecast_nw, fleet.test.mask),
@@ -376,7 +362,10 @@ def compile_round(
     """
     everywhere = NamedSharding(engine.mesh, P())
     jitted = jax.jit(engine.round, in_shardings=everywhere, out_shardings=everywhere)
-    return jitted.lower(state, fleet, jnp.int32(0), run_key, hparams).compile()
+    lowered = jitted.lower(state, fleet, jnp.int32(0), run_key, hparams)
+    # On a CPU, level 3 compiles a third longer and runs no faster (jax 0.10.2).
+    on_cpu = engine.mesh.devices.flat[0].platform == "cpu"
+    return lowered.compile({"xla_backend_optimization_level": 2} if on_cpu else None)
 
 
 def place(tree: Params, mesh: Mesh) -> Params:
@@ -389,17 +378,12 @@ def place(tree: Params, mesh: Mesh) -> Params:
     return jax.tree.map(put, tree)
 
 
-def num_parameters(params: Params) -> int:
-    """Parameters of one model."""
-    return sum(math.prod(x.shape) for x in jax.tree.leaves(params))
+def _repeat(tree: Params, size: int) -> Params:
+    return jax.tree.map(lambda x: jnp.broadcast_to(x, (size, *jnp.shape(x))), tree)
 
 
 def _rows(tree: Params, index_s: Array) -> Params:
     return jax.tree.map(lambda x: x[index_s], tree)
-
-
-def _scatter(tree_n: Params, index_s: Array, rows_s: Params) -> Params:
-    return jax.tree.map(lambda x, rows: x.at[index_s].set(rows), tree_n, rows_s)
 
 
 def _where_rows(mask_s: Array, new_s: Params, old_s: Params) -> Params:
@@ -409,48 +393,31 @@ def _where_rows(mask_s: Array, new_s: Params, old_s: Params) -> Params:
     return jax.tree.map(choose, new_s, old_s)
 
 
-def _finite_rows(tree_s: Params) -> Array:
-    rows = [jnp.all(jnp.isfinite(x.reshape(x.shape[0], -1)), axis=1) for x in jax.tree.leaves(tree_s)]
-    return jnp.all(jnp.stack(rows), axis=0)
-
-
-def _squared_norms(tree_s: Params) -> Array:
-    """`[S]` squared Euclidean norm of every client's row."""
-    return sum(jnp.sum(x.reshape(x.shape[0], -1) ** 2, axis=1) for x in jax.tree.leaves(tree_s))
-
-
-def _barycenters(params_s: Params, labels_s: Array, members_s: Array) -> Params:
+def _barycenters(params_sd: Array, labels_s: Array, members_s: Array) -> Array:
     """Weighted barycenters: eq. (15) where members weigh the same."""
     size_s = jnp.sum(labels_s[:, None] == labels_s[None, :], axis=1)
-
-    def scale(x):
-        return x * (members_s * size_s).reshape((-1,) + (1,) * (x.ndim - 1))
-
-    return hk.barycenters(jax.tree.map(scale, params_s), labels_s)
+    return hk.barycenters(params_sd * (members_s * size_s)[:, None], labels_s)
 
 
-def _dispersion(params_s: Params, samples_s: Array, present_s: Array) -> Array:
+def _dispersion(params_sd: Array, samples_s: Array, present_s: Array) -> Array:
     """Eq. (5) for this round's local models: `sum_i p_i |w_i - mean|^2`, p by samples."""
     share_s = jnp.where(present_s, samples_s, 0)
     share_s = share_s / jnp.maximum(jnp.sum(share_s), 1)
-    mean = hk.average(params_s, share_s)
-    apart_s = _squared_norms(jax.tree.map(jnp.subtract, params_s, mean))
-    return jnp.sum(share_s * jnp.where(present_s, apart_s, 0))
+    apart_sd = params_sd - hk.average(params_sd, share_s)[None, :]
+    return jnp.sum(share_s * jnp.sum(apart_sd**2, axis=1))
 
 
-def _within_dissimilarity(params_s, centers_s, present_s, kind: str) -> Array:
+def _within_dissimilarity(params_sd, centers_sd, present_s, kind: str) -> Array:
     """Eq. (8): sum of the distances, or of 1 - cos, to the own coalition's barycenter."""
     if kind == "ball":
-        apart_s = jnp.sqrt(_squared_norms(jax.tree.map(jnp.subtract, params_s, centers_s)))
+        apart_s = jnp.sqrt(jnp.sum((params_sd - centers_sd) ** 2, axis=1))
     else:
         # 1 - cos = |u - v|^2 / 2 for unit vectors: no digits are lost near 1.
-        apart_s = 0.5 * _squared_norms(
-            jax.tree.map(jnp.subtract, _unit_rows(params_s), _unit_rows(centers_s))
-        )
+        apart_sd = _unit_rows(params_sd) - _unit_rows(centers_sd)
+        apart_s = 0.5 * jnp.sum(apart_sd**2, axis=1)
     return jnp.sum(jnp.where(present_s, apart_s, 0))
 
 
-def _unit_rows(tree_s: Params) -> Params:
-    norm_s = jnp.sqrt(_squared_norms(tree_s))
-    inverse_s = 1 / jnp.where(norm_s > 0, norm_s, 1)
-    return jax.tree.map(lambda x: x * inverse_s.reshape((-1,) + (1,) * (x.ndim - 1)), tree_s)
+def _unit_rows(rows_sd: Array) -> Array:
+    norm_s = jnp.linalg.norm(rows_sd, axis=1, keepdims=True)
+    return rows_sd / jnp.where(norm_s > 0, norm_s, 1)

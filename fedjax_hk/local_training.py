@@ -1,4 +1,7 @@
-"""What one client does in a round; the engine adds the client axis with `vmap`."""
+"""What one client does in a round; the engine adds the client axis with `vmap`.
+
+Models are vectors of D parameters (see `models.Model`).
+"""
 
 from __future__ import annotations
 
@@ -59,13 +62,13 @@ class Objective(NamedTuple):
     Attributes:
       batches: independent batches that one step consumes.
       direction: `(loss_and_grad, params, start, batches, keys, hparams) -> (loss, direction)`,
-        where `loss_and_grad(params, batch, key)` is the plain one; the direction is what the
-        optimizer takes for a gradient.
+        where `loss_and_grad(params, batch, key)` is the plain one; the direction `[D]` is what
+        the optimizer takes for a gradient.
       adapts: the client is judged after one step of size `alpha` on its training data.
     """
 
     batches: int
-    direction: Callable[..., tuple[Array, Params]]
+    direction: Callable[..., tuple[Array, Array]]
     adapts: bool = False
 
 
@@ -75,12 +78,12 @@ def _plain(loss_and_grad, params, start, batches, keys, hparams):
 
 def _prox(loss_and_grad, params, start, batches, keys, hparams):
     loss, grad = loss_and_grad(params, batches[0], keys[0])
-    return loss, jax.tree.map(lambda g, y, x: g + hparams.mu * (y - x), grad, params, start)
+    return loss, grad + hparams.mu * (params - start)
 
 
 def _inner_step(loss_and_grad, params, batch, key, alpha):
     _, grad = loss_and_grad(params, batch, key)
-    return jax.tree.map(lambda y, g: y - alpha * g, params, grad)
+    return params - alpha * grad
 
 
 def _perfedavg_fo(loss_and_grad, params, start, batches, keys, hparams):
@@ -91,13 +94,13 @@ def _perfedavg_fo(loss_and_grad, params, start, batches, keys, hparams):
 def _perfedavg_hf(loss_and_grad, params, start, batches, keys, hparams):
     loss, outer = _perfedavg_fo(loss_and_grad, params, start, batches, keys, hparams)
 
-    def slope(y: Params) -> Array:
+    def slope(y: Array) -> Array:
         """Directional derivative along `outer`; its gradient is the Hessian times `outer`."""
         _, grad = loss_and_grad(y, batches[2], keys[2])
-        return optax.tree.vdot(grad, jax.lax.stop_gradient(outer))
+        return jnp.vdot(grad, jax.lax.stop_gradient(outer))
 
     curvature = jax.grad(slope)(params)
-    return loss, jax.tree.map(lambda h, v: h - hparams.alpha * v, outer, curvature)
+    return loss, outer - hparams.alpha * curvature
 
 
 OBJECTIVES: dict[str, Objective] = {
@@ -114,7 +117,7 @@ OBJECTIVES: dict[str, Objective] = {
 class LocalResult(NamedTuple):
     """What a client returns: its model, mean loss, optimizer state, number of steps."""
 
-    params: Params
+    params: Array
     loss: Array
     opt_state: optax.OptState
     num_steps: Array
@@ -134,8 +137,8 @@ class Trainer(NamedTuple):
 
     init_optimizer: Callable
     train: Callable[..., LocalResult]
-    adapt: Callable[..., Params]
-    gradient: Callable[..., tuple[Array, Params]]
+    adapt: Callable[..., Array]
+    gradient: Callable[..., tuple[Array, Array]]
 
 
 def adam(learning_rate: Array) -> optax.GradientTransformation:
@@ -165,7 +168,7 @@ def make_trainer(
     """
     chosen, penalty = OBJECTIVES[objective], LOSSES[loss]
 
-    def batch_loss(params: Params, batch: Batch, key: Array | None, quantile: Array) -> Array:
+    def batch_loss(params: Array, batch: Batch, key: Array | None, quantile: Array) -> Array:
         error = batch.targets - model.apply(params, batch.inputs, key)
         total = jnp.sum(jnp.where(batch.mask, penalty(error, quantile), 0))
         return total / jnp.maximum(jnp.sum(batch.mask), 1)
@@ -218,7 +221,7 @@ def make_trainer(
         if not chosen.adapts:
             return params
         _, grad = gradient(params, samples, hparams.quantile)
-        return jax.tree.map(lambda y, g: y - hparams.alpha * g, params, grad)
+        return params - hparams.alpha * grad
 
     return Trainer(lambda params: optimizer(0.0).init(params), train, adapt, gradient)
 
@@ -241,6 +244,4 @@ def _shuffle(samples, key: Array, batch_size: int) -> Batch:
 
 
 def _batch(shuffled: Batch, index: Array, size: int) -> Batch:
-    return jax.tree.map(
-        lambda x: jax.lax.dynamic_slice_in_dim(x, index * size, size), shuffled
-    )
+    return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, index * size, size), shuffled)

@@ -1,14 +1,16 @@
-"""Forecasters: a `Model` is a pair of pure functions; any Flax module becomes one."""
+"""Forecasters: a `Model` is a few pure functions; any Flax module becomes one."""
 
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
 
 from fedjax_hk.types import Array, Params
 
@@ -16,16 +18,28 @@ OUTPUTS = {"relu": nn.relu, "softplus": nn.softplus, "linear": lambda x: x}
 
 
 class Model(NamedTuple):
-    """A network without state.
+    """A network without state, as a function of one parameter vector.
+
+    A round compares, averages and moves models, for which they are vectors of D numbers;
+    only the network itself knows that they have layers.
 
     Attributes:
-      init: `key -> params`.
-      apply: `(params, inputs, dropout_key) -> outputs`, with inputs `[B, ...]` and
-        outputs `[B]` (forecasts); `dropout_key` is None when the model is judged.
+      init: `key -> [D]` parameters.
+      apply: `(params, inputs, dropout_key) -> outputs`, with params `[D]`, inputs
+        `[B, ...]` and outputs `[B]`; `dropout_key` is None when the model is judged.
+      restore: `[D] -> ` the layers' parameters, as Flax has them.
+      leaves: name and size of each of the layers' arrays, in the vector's order.
     """
 
-    init: Callable[[Array], Params]
-    apply: Callable[[Params, Array, Array | None], Array]
+    init: Callable[[Array], Array]
+    apply: Callable[[Array, Array, Array | None], Array]
+    restore: Callable[[Array], Params]
+    leaves: tuple[tuple[str, int], ...]
+
+    @property
+    def num_parameters(self) -> int:
+        """D."""
+        return sum(size for _, size in self.leaves)
 
 
 def from_flax(module: nn.Module, example_inputs: Array) -> Model:
@@ -48,7 +62,7 @@ def from_flax(module: nn.Module, example_inputs: Array) -> Model:
             return {"train": train}
         return {"deterministic": not train} if "deterministic" in arguments else {}
 
-    def init(key: Array) -> Params:
+    def layers(key: Array) -> Params:
         variables = module.init(key, example_inputs, **mode(False))
         if set(variables) != {"params"}:
             raise ValueError(
@@ -57,18 +71,58 @@ def from_flax(module: nn.Module, example_inputs: Array) -> Model:
             )
         return variables["params"]
 
-    def apply(params: Params, inputs: Array, dropout_key: Array | None) -> Array:
+    shapes = jax.eval_shape(layers, jax.random.key(0))
+    _, restore = ravel_pytree(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes))
+
+    def apply(params: Array, inputs: Array, dropout_key: Array | None) -> Array:
         rngs = {} if dropout_key is None else {"dropout": dropout_key}
-        outputs = module.apply(
-            {"params": params}, inputs, **mode(dropout_key is not None), rngs=rngs
-        )
+        variables = {"params": restore(params)}
+        outputs = module.apply(variables, inputs, **mode(dropout_key is not None), rngs=rngs)
         if outputs.size != inputs.shape[0]:
             raise ValueError(
                 f"Expected one output an input, shape ({inputs.shape[0]},), got {outputs.shape}."
             )
         return outputs.reshape(inputs.shape[0])
 
-    return Model(init, apply)
+    leaves = tuple(
+        ("/".join(entry.key for entry in path), math.prod(leaf.shape))
+        for path, leaf in jax.tree_util.tree_flatten_with_path(shapes)[0]
+    )
+    return Model(lambda key: ravel_pytree(layers(key))[0], apply, restore, leaves)
+
+
+ALIVE_DRAWS = 64  # about half of the draws are alive with the paper's ReLU output
+
+
+def alive_params(model: Model, key: Array, inputs: Array) -> Array:
+    """The first of `ALIVE_DRAWS` initial draws whose output is not zero almost everywhere.
+
+    A ReLU output that starts below zero on the data has no gradient: the whole fleet would
+    stay at zero for the whole run. Drawing again keeps the initializers as they are.
+
+    Args:
+      key: of the run; draw k uses `fold_in(key, k)`.
+      inputs: `[M, ...]` windows to probe with.
+
+    Returns:
+      `[D]`.
+
+    Errors: ValueError if no draw is alive.
+    """
+
+    def draw(index):
+        params = model.init(jax.random.fold_in(key, index))
+        return params, jnp.mean(model.apply(params, inputs, None) != 0)
+
+    attempt = jax.jit(draw)
+    for index in range(ALIVE_DRAWS):
+        params, alive = attempt(index)
+        if alive > 0.9:
+            return params
+    raise ValueError(
+        f"Expected a model that starts alive, got {ALIVE_DRAWS} draws whose output is zero on "
+        "the data; use --activation=softplus or another model."
+    )
 
 
 def lstm_forecaster(
@@ -139,9 +193,7 @@ class LSTM(nn.Module):
         features, rows = inputs.shape[1], 4 * self.units
         kernel_init = nn.initializers.glorot_uniform(in_axis=-1, out_axis=-2)
         kernel = self.param("kernel", kernel_init, (rows, features))
-        recurrent = self.param(
-            "recurrent_kernel", nn.initializers.orthogonal(), (rows, self.units)
-        )
+        recurrent = self.param("recurrent_kernel", nn.initializers.orthogonal(), (rows, self.units))
         bias = self.param("bias", _forget_one, (rows,))
         return lstm_states(jnp.concatenate([kernel, recurrent, bias[:, None]], axis=1), inputs)
 

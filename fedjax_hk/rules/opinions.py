@@ -1,62 +1,60 @@
-"""Opinion spaces: what of a trained model the partition compares."""
+"""Opinion spaces: what of a trained model the partition compares. All are `[S, D]`."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-import jax
 import jax.numpy as jnp
+import numpy as np
 
-from fedjax_hk.types import Array, Params
+from fedjax_hk.types import Array
 
 
-def weights(params_s: Params, starts_s: Params, mask_s: Array) -> Params:
+def weights(params_sd: Array, start_sd: Array, mask_s: Array) -> Array:
     """The local weights themselves, eq. (9) of the FedHK paper. Nearly parallel."""
-    return params_s
+    return params_sd
 
 
-def update(params_s: Params, starts_s: Params, mask_s: Array) -> Params:
+def update(params_sd: Array, start_sd: Array, mask_s: Array) -> Array:
     """What each client changed this round."""
-    return jax.tree.map(jnp.subtract, params_s, starts_s)
+    return params_sd - start_sd
 
 
-def centered(params_s: Params, starts_s: Params, mask_s: Array) -> Params:
+def centered(params_sd: Array, start_sd: Array, mask_s: Array) -> Array:
     """Weights minus the mean of those who take part."""
-
-    def center(leaf_s):
-        mask = mask_s.reshape((-1,) + (1,) * (leaf_s.ndim - 1))
-        total = jnp.sum(jnp.where(mask, leaf_s, 0), axis=0, keepdims=True)
-        return leaf_s - total / jnp.maximum(jnp.sum(mask_s), 1)
-
-    return jax.tree.map(center, params_s)
+    total_d = jnp.sum(jnp.where(mask_s[:, None], params_sd, 0), axis=0)
+    return params_sd - (total_d / jnp.maximum(jnp.sum(mask_s), 1))[None, :]
 
 
-OPINIONS: dict[str, Callable[[Params, Params, Array], Params]] = {
+OPINIONS: dict[str, Callable[[Array, Array, Array], Array]] = {
     "weights": weights,
     "update": update,
     "centered": centered,
 }
 
 
-def leaf_names(params: Params) -> list[str]:
-    """Names such as `lstm_0/kernel`, in the order of the leaves."""
-    return [
-        "/".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in path)
-        for path, _ in jax.tree_util.tree_flatten_with_path(params)[0]
-    ]
+def columns(leaves: Sequence[tuple[str, int]], pattern: str) -> np.ndarray | slice:
+    """Columns of the parameters whose name matches the regular expression anywhere.
 
+    Args:
+      leaves: names and sizes, as in `Model.leaves`.
+      pattern: empty for all.
 
-def pick_leaves(opinions: Params, pattern: str) -> list[Array]:
-    """The leaves whose name matches the regular expression anywhere; all for ''.
-
-    Errors: ValueError if none matches; it lists the names.
+    Errors: ValueError if none matches (it lists the names), or for a bad expression.
     """
-    names, leaves = leaf_names(opinions), jax.tree.leaves(opinions)
-    picked = [x for name, x in zip(names, leaves, strict=True) if re.search(pattern, name)]
-    if not picked:
+    if not pattern:
+        return slice(None)
+    names = ", ".join(name for name, _ in leaves)
+    try:
+        picked = [bool(re.search(pattern, name)) for name, _ in leaves]
+    except re.error as error:
         raise ValueError(
-            f"Expected --opinion_leaves to match a parameter name, got {pattern!r}; "
-            f"the names are {', '.join(names)}."
+            f"--opinion_leaves={pattern}: not a regular expression ({error}); "
+            f"the parameters are {names}."
+        ) from None
+    if not any(picked):
+        raise ValueError(
+            f"--opinion_leaves={pattern}: matches no parameter; the parameters are {names}."
         )
-    return picked
+    return np.flatnonzero(np.repeat(picked, [size for _, size in leaves]))

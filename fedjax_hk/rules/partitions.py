@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_hk import hk
-from fedjax_hk.local_training import HParams
 from fedjax_hk.types import Array, Params
 
 MAX_STEPS = 50  # inner steps; the paper saw at most ten, theory allows many more (spec H1)
@@ -45,13 +44,13 @@ class Partition(NamedTuple):
 
     Attributes:
       kind: the dissimilarity that is compared, `cosine` (1 - cos) or `ball` (distance).
-      init: `opinions_s -> state`.
-      apply: `(state, opinions_s, gram_ss, mask_s, key, hparams) -> (info, state)`.
+      init: `opinions_sd -> state`.
+      apply: `(state, opinions_sd, gram_ss, mask_s, key, hparams) -> (info, state)`.
       groups: False where nothing is grouped: one coalition, or everybody alone.
     """
 
     kind: str
-    init: Callable[[Params], Params]
+    init: Callable[[Array], Params]
     apply: Callable[..., tuple[PartitionInfo, Params]]
     groups: bool = True
 
@@ -65,26 +64,26 @@ def _settled(labels_s: Array) -> PartitionInfo:
 
 
 def _none(settings: Settings) -> Partition:
-    def apply(state, opinions_s, gram_ss, mask_s, key, hparams):
+    def apply(state, opinions_sd, gram_ss, mask_s, key, hparams):
         first = jnp.argmax(mask_s).astype(jnp.int32)
         return _settled(jnp.where(mask_s, first, -1)), state
 
-    return Partition("cosine", lambda opinions_s: (), apply, groups=False)
+    return Partition("cosine", lambda opinions_sd: (), apply, groups=False)
 
 
 def _singletons(settings: Settings) -> Partition:
-    def apply(state, opinions_s, gram_ss, mask_s, key, hparams):
+    def apply(state, opinions_sd, gram_ss, mask_s, key, hparams):
         ids_s = jnp.arange(mask_s.shape[0], dtype=jnp.int32)
         return _settled(jnp.where(mask_s, ids_s, -1)), state
 
-    return Partition("cosine", lambda opinions_s: (), apply, groups=False)
+    return Partition("cosine", lambda opinions_sd: (), apply, groups=False)
 
 
 def _hk(neighborhood: Callable[..., hk.Neighborhood]):
     """The Hegselmann-Krause interaction with one of the paper's neighborhoods."""
 
     def make(settings: Settings) -> Partition:
-        def apply(state, opinions_s, gram_ss, mask_s, key, hparams):
+        def apply(state, opinions_sd, gram_ss, mask_s, key, hparams):
             near = neighborhood(settings, hparams, gram_ss, mask_s)
             result = hk.interact_from_gram(
                 gram_ss, near, mask=mask_s, max_steps=MAX_STEPS, state_norm=settings.state_norm
@@ -100,7 +99,7 @@ def _hk(neighborhood: Callable[..., hk.Neighborhood]):
             return info, state
 
         kind = "ball" if settings.use_epsilon else "cosine"
-        return Partition(kind, lambda opinions_s: (), apply)
+        return Partition(kind, lambda opinions_sd: (), apply)
 
     return make
 
@@ -137,16 +136,19 @@ def _band(settings, hparams, gram_ss, mask_s):
     """Eq. (14)."""
     if settings.tau_mode == "quantile":
         limit = _share_linked(gram_ss, mask_s, hparams.eps_lower)
-        return hk.Neighborhood(
-            "cosine", limit, _share_linked(gram_ss, mask_s, hparams.eps_upper)
-        )
+        return hk.Neighborhood("cosine", limit, _share_linked(gram_ss, mask_s, hparams.eps_upper))
     return hk.band(hparams.eps_lower, hparams.eps_upper)
 
 
 class Centers(NamedTuple):
-    """Centers of the coalitions, carried from round to round: pytree of `[K, ...]`."""
+    """Centers of the coalitions, carried from round to round.
 
-    opinions_k: Params
+    Attributes:
+      opinions_kd: `[K, D]`.
+      drawn: `[]` bool, False until the first round.
+    """
+
+    opinions_kd: Array
     drawn: Array
 
 
@@ -161,49 +163,39 @@ def _fixed_k(kind: str):
     def make(settings: Settings) -> Partition:
         num_k = settings.num_coalitions
 
-        def init(opinions_s):
-            zeros = jax.tree.map(lambda x: jnp.zeros((num_k, *x.shape[1:]), x.dtype), opinions_s)
+        def init(opinions_sd):
+            zeros = jnp.zeros((num_k, opinions_sd.shape[1]), opinions_sd.dtype)
             return Centers(zeros, jnp.bool_(False))
 
-        def distances(opinions_s, centers_k, mask_s):
+        def distances(opinions_sd, centers_kd, mask_s):
             """`[S, K]`; inf for masked clients."""
-            stacked = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), opinions_s, centers_k)
+            stacked = jnp.concatenate([opinions_sd, centers_kd])
             mask = jnp.concatenate([mask_s, jnp.ones(num_k, bool)])
             apart = hk.dissimilarity(hk.gram_matrix(stacked, mask=mask), kind)
             return jnp.where(mask_s[:, None], apart[: mask_s.shape[0], mask_s.shape[0] :], jnp.inf)
 
-        def apply(state, opinions_s, gram_ss, mask_s, key, hparams):
-            def take(rows_k):
-                return jax.tree.map(lambda x: x[rows_k], opinions_s)
-
+        def apply(state, opinions_sd, gram_ss, mask_s, key, hparams):
             rank_s = jnp.where(mask_s, jax.random.uniform(key, mask_s.shape), jnp.inf)
             # Fewer clients than centers: the first one stands in for those that are missing.
-            few = jnp.arange(num_k) < jnp.sum(mask_s)
-            random_k = jnp.argsort(rank_s)[jnp.where(few, jnp.arange(num_k), 0)]
-            centers_k = jax.tree.map(
-                lambda old, new: jnp.where(state.drawn, old, new),
-                state.opinions_k,
-                take(random_k),
-            )
-            apart_sk = distances(opinions_s, centers_k, mask_s)
-            member_s = jnp.argmin(apart_sk, axis=1)
-            labels_s = _smallest_member(jnp.where(mask_s, member_s, -1))
+            few_k = jnp.arange(num_k) < jnp.sum(mask_s)
+            random_k = jnp.argsort(rank_s)[jnp.where(few_k, jnp.arange(num_k), 0)]
+            centers_kd = jnp.where(state.drawn, state.opinions_kd, opinions_sd[random_k])
 
-            means_s = hk.barycenters(opinions_s, labels_s)
-            of_k = member_s[:, None] == jnp.arange(num_k)[None, :]
-            of_k &= mask_s[:, None]
-            representative_k = jnp.argmax(of_k, axis=0)  # some member: its row is the mean
-            means_k = jax.tree.map(lambda x: x[representative_k], means_s)
-            from_mean_sk = jnp.where(of_k, distances(opinions_s, means_k, mask_s), jnp.inf)
+            apart_sk = distances(opinions_sd, centers_kd, mask_s)
+            nearest_s = jnp.argmin(apart_sk, axis=1)
+            labels_s = _smallest_member(jnp.where(mask_s, nearest_s, -1))
+            of_sk = (nearest_s[:, None] == jnp.arange(num_k)[None, :]) & mask_s[:, None]
+
+            # The row of any member holds the coalition's mean.
+            means_kd = hk.barycenters(opinions_sd, labels_s)[jnp.argmax(of_sk, axis=0)]
+            from_mean_sk = jnp.where(of_sk, distances(opinions_sd, means_kd, mask_s), jnp.inf)
             lonely_s = jnp.where(mask_s, jnp.min(apart_sk, axis=1), -jnp.inf)
-            empty_k = ~jnp.any(of_k, axis=0)
+            empty_k = ~jnp.any(of_sk, axis=0)
             spare_k = jnp.argsort(-lonely_s)[jnp.cumsum(empty_k) - 1]
             medoid_k = jnp.where(empty_k, spare_k, jnp.argmin(from_mean_sk, axis=0))
             anyone = jnp.any(mask_s)
-            next_k = jax.tree.map(
-                lambda old, new: jnp.where(anyone, new, old), centers_k, take(medoid_k)
-            )
-            return _settled(labels_s), Centers(next_k, state.drawn | anyone)
+            next_kd = jnp.where(anyone, opinions_sd[medoid_k], centers_kd)
+            return _settled(labels_s), Centers(next_kd, state.drawn | anyone)
 
         return Partition(kind, init, apply)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from fedjax_hk.types import Array, Params
@@ -17,10 +16,15 @@ BETA_1, BETA_2, FLOOR = 0.9, 0.99, 1e-3  # the values of the FedOpt paper (spec 
 
 
 class ServerStep(NamedTuple):
-    """`init: params -> state`; `apply: (state, params, average, learning_rate) -> (params, state)`."""
+    """Models are `[D]`.
 
-    init: Callable[[Params], Params]
-    apply: Callable[[Params, Params, Params, Array], tuple[Params, Params]]
+    Attributes:
+      init: `params -> state`.
+      apply: `(state, params, average, learning_rate) -> (params, state)`.
+    """
+
+    init: Callable[[Array], Params]
+    apply: Callable[[Params, Array, Array, Array], tuple[Array, Params]]
 
 
 def _mean(state, params, average, learning_rate):
@@ -28,26 +32,20 @@ def _mean(state, params, average, learning_rate):
 
 
 def _sgd(state, params, average, learning_rate):
-    return jax.tree.map(lambda x, a: x + learning_rate * (a - x), params, average), state
+    return params + learning_rate * (average - params), state
 
 
 def _adaptive(beta_1: float, second_moment: Callable[[Array, Array], Array]) -> ServerStep:
     """`x + lr * m / (sqrt(v) + FLOOR)`; `second_moment(v, delta ** 2)` is the next v."""
 
     def init(params):
-        return (
-            jax.tree.map(jnp.zeros_like, params),
-            jax.tree.map(lambda x: jnp.full_like(x, FLOOR**2), params),
-        )
+        return jnp.zeros_like(params), jnp.full_like(params, FLOOR**2)
 
     def apply(state, params, average, learning_rate):
-        delta = jax.tree.map(jnp.subtract, average, params)
-        m = jax.tree.map(lambda m, d: beta_1 * m + (1 - beta_1) * d, state[0], delta)
-        v = jax.tree.map(lambda v, d: second_moment(v, d**2), state[1], delta)
-        params = jax.tree.map(
-            lambda x, m, v: x + learning_rate * m / (jnp.sqrt(v) + FLOOR), params, m, v
-        )
-        return params, (m, v)
+        delta = average - params
+        m = beta_1 * state[0] + (1 - beta_1) * delta
+        v = second_moment(state[1], delta**2)
+        return params + learning_rate * m / (jnp.sqrt(v) + FLOOR), (m, v)
 
     return ServerStep(init, apply)
 
