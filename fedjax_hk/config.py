@@ -58,13 +58,13 @@ class Config:
         EUCLID_TAUS,
     )
     state_norm: str = _flag(
-        "none", "Rule", "rescale opinions to unit norm: never, at first, after every step",
+        "none",
+        "Rule",
+        "rescale opinions to unit norm: never, at first, after every step",
         STATE_NORMS,
     )
     num_coalitions: int | None = _flag(None, "Rule", "number of coalitions of fixed_k_* (3)")
-    opinion: str | None = _flag(
-        None, "Choices", "what the partition compares", CHOICES["opinion"]
-    )
+    opinion: str | None = _flag(None, "Choices", "what the partition compares", CHOICES["opinion"])
     opinion_leaves: str = _flag(
         "", "Choices", "regular expression: compare only the parameters whose name matches"
     )
@@ -120,7 +120,9 @@ class Config:
         "client", "Data", "fit the scaler to each client or to the fleet", ("client", "fleet")
     )
     scaler_fit: str = _flag(
-        "train", "Data", "fit the scaler to the training span; 'all' leaks the test span",
+        "train",
+        "Data",
+        "fit the scaler to the training span; 'all' leaks the test span",
         ("train", "all"),
     )
     fleet_clients: int = _flag(184, "Data", "households of the embedded fleet")

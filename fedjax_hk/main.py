@@ -1,0 +1,263 @@
+"""`python -m fedjax_hk.main --agg=hk_cosine --tau=0.9`: flags, checks, one run."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import sys
+import textwrap
+from typing import Any
+
+from absl import flags
+
+from fedjax_hk import config as config_lib
+from fedjax_hk.config import Config, ConfigError
+
+EXAMPLES = """\
+Examples:
+  python -m fedjax_hk.main --agg=hk_cosine --tau=0.9
+  python -m fedjax_hk.main --agg=hk_cosine --opinion=update --tau=0.5 --serve=coalition
+  python -m fedjax_hk.main --data=daily_litres.csv --unit=L --agg=fedavg
+  python -m fedjax_hk.main --flagfile=experiments/presets/fedhk_paper.flags
+  python -m fedjax_hk.main --resume=runs/20260101-120000-hk_cosine"""
+
+
+def define_flags() -> flags.FlagValues:
+    """One flag a field of `Config`, and `--resume`, `--help`."""
+    values = flags.FlagValues()
+    definers = {
+        "str": flags.DEFINE_string,
+        "int": flags.DEFINE_integer,
+        "float": flags.DEFINE_float,
+        "bool": flags.DEFINE_boolean,
+    }
+    for item in dataclasses.fields(Config):
+        text, choices = item.metadata["help"], item.metadata["choices"]
+        if choices:
+            flags.DEFINE_enum(item.name, item.default, list(choices), text, flag_values=values)
+        else:
+            definers[item.type.split(" ")[0]](item.name, item.default, text, flag_values=values)
+    flags.DEFINE_string("resume", "", "run folder to go on with", flag_values=values)
+    flags.DEFINE_boolean("help", False, "this text", short_name="h", flag_values=values)
+    return values
+
+
+def help_text() -> str:
+    """All flags by group."""
+    lines = ["Federated forecasting with coalitions of clients.", "", EXAMPLES]
+    groups: dict[str, list[str]] = {}
+    for item in dataclasses.fields(Config):
+        text = item.metadata["help"]
+        if item.metadata["choices"]:
+            text += ": " + ", ".join(item.metadata["choices"])
+        default = "" if item.default in (None, "") else f" [{item.default}]"
+        groups.setdefault(item.metadata["group"], []).append(
+            _help_entry(f"--{item.name}", text + default)
+        )
+    groups["Run"].append(_help_entry("--resume", "run folder to go on with"))
+    groups["Run"].append(_help_entry("--flagfile", "file with one flag a line"))
+    for group, entries in groups.items():
+        lines += ["", f"{group}:", *entries]
+    return "\n".join(lines)
+
+
+def _help_entry(name: str, text: str) -> str:
+    return textwrap.fill(
+        text,
+        width=96,
+        initial_indent=f"  {name:<26}",
+        subsequent_indent=" " * 28,
+        break_on_hyphens=False,
+    )
+
+
+def parse(argv: list[str]) -> tuple[Config, dict[str, Any], str] | None:
+    """Settings, those that were given, and the folder to resume; None after `--help`.
+
+    Errors: ConfigError for a flag that is unknown or has no such value.
+    """
+    values = define_flags()
+    try:
+        rest = values(argv)
+    except flags.Error as error:
+        raise ConfigError(_explain(str(error))) from None
+    if len(rest) > 1:
+        raise ConfigError(f"{rest[1]!r} is no flag; write flags as --name=value (see --help).")
+    if values.help:
+        print(help_text())
+        return None
+    names = [item.name for item in dataclasses.fields(Config)]
+    given = {name: values[name].value for name in names if values[name].present}
+    return Config(**{name: values[name].value for name in names}), given, values.resume
+
+
+def _explain(message: str) -> str:
+    """absl's message, with close flag names where a flag is unknown."""
+    if "Unknown command line flag" not in message:
+        return message.removeprefix("flag ")
+    name = message.split("'")[1]
+    names = [item.name for item in dataclasses.fields(Config)] + ["resume", "flagfile"]
+    close = difflib.get_close_matches(name.removeprefix("no"), names, n=3)
+    hint = f"did you mean {' or '.join('--' + one for one in close)}?" if close else "see --help."
+    return f"--{name}: there is no such flag; {hint}"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs from command line arguments; returns the exit code."""
+    try:
+        parsed = parse(sys.argv if argv is None else argv)
+        if parsed is None:
+            return 0
+        config, given, resume = parsed
+        config_lib.check(config)
+        return _resume(resume, given) if resume else _start(config)
+    except ConfigError as error:
+        return _refuse(error)
+    except KeyboardInterrupt:
+        print("Stopped. Completed rounds are in the run folder.", file=sys.stderr)
+        return 130
+
+
+def _refuse(error: Exception) -> int:
+    print(f"Error:\n{textwrap.indent(str(error), '  ')}", file=sys.stderr)
+    return 2
+
+
+def load_fleet(config: Config):
+    """The clients' data that the settings ask for.
+
+    Errors: DataError that names file, row, column and client.
+    """
+    from fedjax_hk import data
+
+    if config.data:
+        table = data.read_wide(config.data, clients=config.clients, unit=config.unit)
+    else:
+        if config.clients:
+            raise ConfigError(f"--clients={config.clients}: it picks columns of --data; give both.")
+        table = data.synthetic_fleet(config.fleet_clients, config.fleet_days)
+        if config.unit:
+            table = table._replace(unit=config.unit)
+    return data.build_fleet(
+        table,
+        lookback=config.lookback,
+        horizon=config.horizon,
+        scaler=config.scaler,
+        scaler_scope=config.scaler_scope,
+        scaler_fit=config.scaler_fit,
+    )
+
+
+def _start(config: Config) -> int:
+    from fedjax_hk import run_folder
+    from fedjax_hk.data import DataError
+
+    try:
+        fleet = load_fleet(config)
+        config_lib.check_fleet(config, len(fleet.client_ids))
+        config = _use_devices(config)
+        folder = run_folder.create(config.output, name=config.agg)
+    except (DataError, run_folder.RunFolderError) as error:
+        return _refuse(error)
+    with folder:
+        folder.write_config(
+            {
+                "flags": dataclasses.asdict(config),
+                "versions": run_folder.versions(),
+                "device": _device(),
+                "data": {"source": fleet.source, "fingerprint": fleet.fingerprint,
+                         "clients": len(fleet.client_ids)},
+            }
+        )  # fmt: skip
+        if fleet.excluded:
+            import pandas as pd
+
+            folder.write_table("excluded", pd.DataFrame(fleet.excluded))
+        return _train(config, fleet, folder, resume=False)
+
+
+def _resume(path: str, given: dict[str, Any]) -> int:
+    from fedjax_hk import run_folder
+    from fedjax_hk.data import DataError
+
+    try:
+        folder = run_folder.open_existing(path)
+    except run_folder.RunFolderError as error:
+        return _refuse(error)
+    with folder:
+        stored = folder.read_config()
+        flags_now = {**stored["flags"], **given}
+        rounds = folder.read_table("rounds") if (folder.path / "rounds.csv").exists() else []
+        problems = run_folder.config_differences(
+            stored["flags"], flags_now, rounds_done=len(rounds)
+        )
+        if problems:
+            problems.append("A resumed run keeps its flags; only --rounds may grow.")
+            return _refuse(ConfigError("\n".join(problems)))
+        config = Config(**flags_now)
+        if len(rounds) == config.rounds and (folder.path / "summary.txt").exists():
+            print(f"{folder.path} is finished; this is what it found:\n")
+            print((folder.path / "summary.txt").read_text())
+            return 0
+        try:
+            fleet = load_fleet(config)
+        except DataError as error:
+            return _refuse(error)
+        if fleet.fingerprint != stored["data"]["fingerprint"]:
+            return _refuse(
+                ConfigError(
+                    f"--data={config.data}: its content is not what the run was started with; "
+                    "restore the file, or start a new run."
+                )
+            )
+        _use_devices(config)
+        folder.write_config({**stored, "flags": dataclasses.asdict(config)})
+        return _train(config, fleet, folder, resume=True)
+
+
+def _use_devices(config: Config) -> Config:
+    """Splits a CPU into one device a core, before jax starts; returns the number in use.
+
+    Two devices of one core each are nearly twice as fast as one device of two cores.
+    """
+    import jax
+
+    cores = config.devices or len(os.sched_getaffinity(0))
+    if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+        jax.config.update("jax_num_cpu_devices", cores)
+    from fedjax_hk.simulation import make_mesh
+
+    return dataclasses.replace(config, devices=make_mesh(config).size)
+
+
+def _device() -> dict[str, Any]:
+    import jax
+
+    device = jax.devices()[0]
+    return {"platform": device.platform, "kind": device.device_kind, "count": len(jax.devices())}
+
+
+def _train(config: Config, fleet, folder, resume: bool) -> int:
+    from fedjax_hk import simulation, summary
+
+    print(summary.describe_fleet(fleet), flush=True)
+    print(f"Run folder: {folder.path}", flush=True)
+    try:
+        prepared = simulation.prepare(config, fleet)
+    except ValueError as error:
+        return _refuse(error)
+    print(simulation.describe_devices(prepared), flush=True)
+    outcome = simulation.run(prepared, folder, resume=resume)
+    if outcome.stopped:
+        print(
+            f"Stopped by {outcome.stopped} after round {len(outcome.rounds)}; go on with\n"
+            f"  python -m fedjax_hk.main --resume={folder.path}"
+        )
+        return 130 if outcome.stopped == "SIGINT" else 143
+    print(f"\n{outcome.text}\n\nTables: {folder.path}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

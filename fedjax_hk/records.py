@@ -1,0 +1,127 @@
+"""Rows of the run folder's tables, from what a round returned. NumPy only, on the host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fedjax_hk import metrics
+from fedjax_hk.engine import RoundInfo
+from fedjax_hk.types import Fleet
+
+AFFINITY_NAMES = ("min", "q25", "median", "q75", "max")
+
+
+def round_row(round_number: int, info: RoundInfo, fleet: Fleet, seconds: float) -> dict[str, Any]:
+    """One row a round: `rounds.csv`.
+
+    Errors are means over the clients that can be scored; `apart_*` are quantiles of the
+    pairs' 1 - cos (or distances), which `limit` is compared with.
+    """
+    errors, present_s = info.errors, info.present_s
+    loss_s = info.loss_s[present_s]
+    scored = metrics.spread(errors.mae_units)
+    weights_s = info.weights_s[info.weights_s > 0]
+    left_out = [fleet.client_ids[c] for c in info.cohort_s[~info.present_s]]
+    diverged = [fleet.client_ids[c] for c in info.cohort_s[~info.finite_s]]
+    return {
+        "round": round_number,
+        "sampled_clients": len(info.cohort_s),
+        "clients": int(present_s.sum()),
+        "train_loss": float(loss_s.mean()) if len(loss_s) else float("nan"),
+        "mse": metrics.spread(errors.mse)["mean"],
+        "mae": metrics.spread(errors.mae)["mean"],
+        "mae_units": scored["mean"],
+        "mae_units_std": scored["std"],
+        "mae_units_median": scored["median"],
+        "mae_units_worst_tenth": scored["worst_tenth"],
+        "rmse_units": metrics.spread(errors.rmse_units)["mean"],
+        "accuracy": metrics.spread(errors.accuracy, higher_is_better=True)["mean"],
+        "unscored_clients": scored["num_left_out"],
+        "num_coalitions": int(info.num_coalitions),
+        "coalition_sizes": " ".join(map(str, coalition_sizes(info.labels_s))),
+        "inner_steps": int(info.num_steps),
+        "converged": bool(info.converged),
+        "margin": float(info.margin),
+        "residual": float(info.residual),
+        "limit": float(info.limit),
+        **{
+            f"apart_{name}": float(value)
+            for name, value in zip(AFFINITY_NAMES, info.affinity_q, strict=True)
+        },
+        "largest_weight": float(weights_s.max()) if len(weights_s) else float("nan"),
+        "effective_clients": (
+            float(1 / np.sum(weights_s.astype(np.float64) ** 2)) if len(weights_s) else 0.0
+        ),
+        "changes_nothing": bool(info.changes_nothing),
+        "agreement": agreement(info, fleet),
+        "dispersion": float(info.dispersion),
+        "dissimilarity": float(info.dissimilarity),
+        "gradient_dissimilarity": float(info.gradient_dissimilarity),
+        "gradient_norm": float(info.gradient_norm),
+        "dead_clients": int(info.dead_n.sum()),
+        "diverged_clients": len(diverged),
+        "left_out": " ".join(left_out),
+        "seconds": round(seconds, 4),
+    }
+
+
+def agreement(info: RoundInfo, fleet: Fleet) -> float:
+    """Adjusted Rand index of the coalitions with the planted groups; NaN without truth."""
+    if fleet.planted is None or not info.present_s.any():
+        return float("nan")
+    return float(metrics.agreement(info.labels_s, fleet.planted[info.cohort_s]))
+
+
+def coalition_sizes(labels_s: np.ndarray) -> list[int]:
+    """Sizes of the coalitions, largest first."""
+    _, counts = np.unique(labels_s[labels_s >= 0], return_counts=True)
+    return sorted((int(count) for count in counts), reverse=True)
+
+
+def coalition_rows(round_number: int, info: RoundInfo, fleet: Fleet) -> list[dict[str, Any]]:
+    """One row a client and round: `coalitions.csv`. A coalition bears a member's name."""
+    rows = []
+    for place, client in enumerate(info.cohort_s):
+        label = int(info.labels_s[place])
+        rows.append(
+            {
+                "round": round_number,
+                "client": fleet.client_ids[client],
+                "coalition": fleet.client_ids[info.cohort_s[label]] if label >= 0 else "",
+                "size": int((info.labels_s == label).sum()) if label >= 0 else 0,
+                "weight": float(info.weights_s[place]),
+                "train_loss": float(info.loss_s[place]),
+                "status": _status(info, place),
+            }
+        )
+    return rows
+
+
+def _status(info: RoundInfo, place: int) -> str:
+    if info.present_s[place]:
+        return "took part"
+    return "unavailable or empty" if info.finite_s[place] else "not finite"
+
+
+def client_table(info: RoundInfo, fleet: Fleet, coalitions: pd.DataFrame) -> pd.DataFrame:
+    """One row a client: `clients.csv`, errors after the last round and what went before."""
+    seen = coalitions[coalitions["status"] == "took part"]
+    by_client = seen.groupby("client", sort=False)
+    table = pd.DataFrame({"client": list(fleet.client_ids)})
+    if fleet.planted is not None:
+        table["planted_group"] = fleet.planted
+    table["train_windows"] = fleet.train.mask.sum(axis=1)
+    for name, values in info.errors._asdict().items():
+        table["test_windows" if name == "num_windows" else name] = values
+    for name, errors in metrics.naive_errors(fleet).items():
+        table[f"{name}_mae_units"] = errors.mae_units
+    table["dead"] = info.dead_n
+    clients = table["client"]
+    table["rounds_sampled"] = clients.map(by_client.size()).fillna(0).astype(int)
+    alone = seen[seen["size"] == 1].groupby("client").size()
+    table["rounds_alone"] = clients.map(alone).fillna(0).astype(int)
+    table["last_coalition"] = clients.map(by_client["coalition"].last()).fillna("")
+    return table

@@ -1,0 +1,293 @@
+"""A whole run: prepare, train round by round, write down, survive interruption."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import pandas as pd
+from jax.sharding import Mesh
+
+from fedjax_hk import config as config_lib
+from fedjax_hk import engine as engine_lib
+from fedjax_hk import models, records, summary
+from fedjax_hk.checkpoint import Checkpoints
+from fedjax_hk.config import Config, value_of
+from fedjax_hk.local_training import HParams, make_trainer
+from fedjax_hk.rules.coalition_map import coalition_map, splitting_limit
+from fedjax_hk.rules.partitions import PARTITIONS, Settings
+from fedjax_hk.run_folder import RunFolder
+from fedjax_hk.terminal import Progress, StopRequest
+from fedjax_hk.types import Array, Fleet
+
+Callback = Callable[[int, dict[str, Any]], None]
+
+_COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
+_compilations: list[float] = []  # seconds of every compilation of this process
+jax.monitoring.register_event_duration_secs_listener(
+    lambda event, seconds, **_: _compilations.append(seconds) if event == _COMPILE_EVENT else None
+)
+
+
+class Prepared(NamedTuple):
+    """All that the rounds of a run need; arrays lie on the devices.
+
+    Attributes:
+      round: `(state, fleet, round_number, run_key, hparams) -> (state, info)`, compiled.
+      state: before the first round.
+      compile_seconds: what compiling the round took.
+    """
+
+    config: Config
+    fleet: Fleet
+    engine: engine_lib.Engine
+    arrays: engine_lib.FleetArrays
+    run_key: Array
+    hparams: HParams
+    round: Callable
+    state: engine_lib.ServerState
+    compile_seconds: float
+
+
+class Outcome(NamedTuple):
+    """Attributes:
+    state: after the last round.
+    rounds: `rounds.csv` as a table.
+    clients: `clients.csv` as a table; None if the run was stopped before its end.
+    text: the summary; empty if the run was stopped.
+    stopped: name of the signal that stopped the run, or "".
+    """
+
+    state: engine_lib.ServerState
+    rounds: pd.DataFrame
+    clients: pd.DataFrame | None
+    text: str
+    stopped: str
+
+
+def settings_of(config: Config) -> Settings:
+    """The partition's choices that are fixed at compile time."""
+    return Settings(
+        tau_mode=config.tau_mode,
+        euclid_tau=config.euclid_tau,
+        state_norm=config.state_norm,
+        use_epsilon=config.epsilon is not None,
+        num_coalitions=value_of(config, "num_coalitions"),
+    )
+
+
+def hparams_of(config: Config) -> HParams:
+    """The numbers that are traced."""
+    return HParams(
+        learning_rate=config.learning_rate,
+        **{
+            name: value_of(config, name)
+            for name in HParams._fields
+            if name not in ("learning_rate",)
+        },
+    )
+
+
+def make_mesh(config: Config) -> Mesh:
+    """The devices that clients are spread over.
+
+    Errors: ConfigError if more are asked for than there are.
+    """
+    devices = jax.devices()
+    if config.devices > len(devices):
+        raise config_lib.ConfigError(
+            f"--devices={config.devices}: there are {len(devices)} "
+            f"({devices[0].platform}); give at most that, or 0 for all."
+        )
+    return Mesh(np.array(devices[: config.devices or None]), ("clients",))
+
+
+def prepare(config: Config, fleet: Fleet, model: models.Model | None = None) -> Prepared:
+    """Builds the engine, draws the first model, compiles the round.
+
+    Args:
+      model: the forecaster; by default the paper's LSTM.
+
+    Errors: ConfigError for settings that do not fit the fleet, ValueError for a model that
+      does not start alive.
+    """
+    config_lib.check(config)
+    clients_per_round = config_lib.check_fleet(config, len(fleet.client_ids))
+    mesh = make_mesh(config)
+    probe = fleet.train.inputs[fleet.train.mask]
+    probe = probe[:: max(1, len(probe) // 4096)]
+    model = model or models.lstm_forecaster(
+        probe[:2], dropout=config.dropout, output=config.activation
+    )
+    rule = config.rule()
+    trainer = make_trainer(
+        model,
+        objective=rule.local,
+        loss=config.loss,
+        epochs=config.epochs,
+        batch_size=config.batch_size,
+    )
+    engine = engine_lib.make_engine(
+        model,
+        trainer,
+        rule,
+        num_clients=len(fleet.client_ids),
+        clients_per_round=clients_per_round,
+        batch_size=config.batch_size,
+        settings=settings_of(config),
+        opinion_leaves=config.opinion_leaves,
+        min_coalition=config.min_coalition,
+        keep_optimizer=not config.client_opt_reset,
+        gradient_dissimilarity=config.gradient_dissimilarity,
+        chunk=config.chunk,
+        mesh=mesh,
+    )
+    run_key = jax.random.key(config.seed)
+    params = models.alive_params(
+        model, engine_lib.client_key(run_key, engine_lib.INIT, 0, 0), probe
+    )
+    available_n = np.ones(len(fleet.client_ids), bool)
+    arrays = engine_lib.place(engine_lib.FleetArrays(fleet.train, fleet.test, available_n), mesh)
+    state = engine_lib.place(engine.init(params), mesh)
+    hparams = engine_lib.place(hparams_of(config), mesh)
+    run_key = engine_lib.place(run_key, mesh)
+    start = time.perf_counter()
+    compiled = engine_lib.compile_round(engine, state, arrays, run_key, hparams)
+    seconds = time.perf_counter() - start
+    return Prepared(config, fleet, engine, arrays, run_key, hparams, compiled, state, seconds)
+
+
+def step(prepared: Prepared, state: engine_lib.ServerState, round_number: int):
+    """Round `round_number` (from 1), on the devices: `(state, RoundInfo)`."""
+    return prepared.round(
+        state, prepared.arrays, np.int32(round_number), prepared.run_key, prepared.hparams
+    )
+
+
+def run(
+    prepared: Prepared,
+    folder: RunFolder,
+    *,
+    resume: bool = False,
+    callbacks: Sequence[Callback] = (),
+    stream=None,
+) -> Outcome:
+    """Trains for `config.rounds` rounds and writes everything into the run folder.
+
+    Every round is appended to the tables and then saved, so that a kill at any moment
+    costs at most the round in progress. A signal ends the run after its round.
+
+    Args:
+      folder: of this run; with `resume`, holds what went before.
+      callbacks: each is called with the round's number and row.
+      stream: where progress goes; standard error if None.
+    """
+    config, fleet = prepared.config, prepared.fleet
+    state, done = prepared.state, 0
+    with (
+        Checkpoints(folder.path / "checkpoints", log=folder.log) as checkpoints,
+        StopRequest() as stop,
+    ):
+        if resume:
+            found = checkpoints.restore_latest(prepared.state)
+            done, state = found or (0, state)
+            for table in ("rounds", "coalitions"):
+                folder.truncate_after(table, "round", done)
+        said = _Notes(prepared, quiet=done > 0)
+        compiled_before = len(_compilations)
+        clients, text = None, ""
+        with Progress(config.rounds, done, stream) as progress:
+            for round_number in range(done + 1, config.rounds + 1):
+                start = time.perf_counter()
+                state, info = jax.block_until_ready(step(prepared, state, round_number))
+                seconds = time.perf_counter() - start
+                if round_number == done + 1:
+                    said.compilations = len(_compilations) - compiled_before
+                info = jax.tree.map(np.asarray, info._replace(gram_ss=None)), info.gram_ss
+                row = _write_round(folder, round_number, info[0], fleet, seconds)
+                for callback in callbacks:
+                    callback(round_number, row)
+                progress.update(round_number, summary.round_line(row, fleet.unit or "units"))
+                for note in said.about(row, *info):
+                    folder.log(note)
+                    progress.say(note)
+                if round_number == config.rounds:
+                    clients, text = _finish(folder, config, fleet, info[0])
+                checkpoints.save(round_number, state)
+                if stop.requested and round_number < config.rounds:
+                    break
+        checkpoints.wait()
+    rounds = folder.read_table("rounds", text=["coalition_sizes", "left_out"])
+    return Outcome(state, rounds, clients, text, stop.requested if clients is None else "")
+
+
+def _write_round(folder, round_number, info, fleet, seconds) -> dict[str, Any]:
+    row = records.round_row(round_number, info, fleet, seconds)
+    folder.append_rows("coalitions", records.coalition_rows(round_number, info, fleet))
+    folder.append_rows("rounds", [row])
+    return row
+
+
+def _finish(folder, config, fleet, info) -> tuple[pd.DataFrame, str]:
+    """Final tables and summary; written before the last checkpoint, so that a run whose
+    last checkpoint is there has them."""
+    rounds = folder.read_table("rounds", text=["coalition_sizes", "left_out"])
+    coalitions = folder.read_table("coalitions", text=["client", "coalition", "status"])
+    clients = records.client_table(info, fleet, coalitions)
+    folder.write_table("clients", clients)
+    text = summary.summarize(config, fleet, rounds, clients)
+    folder.write_text("summary.txt", text + "\n")
+    return clients, text
+
+
+class _Notes:
+    """What is said once: a partition that changes nothing, clients that were left out."""
+
+    def __init__(self, prepared: Prepared, quiet: bool):
+        self._prepared = prepared
+        self._said_nothing = quiet
+        self._last_left_out = ""
+        self.compilations = 0
+
+    def about(self, row, info, gram_ss):
+        config = self._prepared.config
+        rule = config.rule()
+        partition = PARTITIONS[rule.partition](settings_of(config))
+        if row["clients"] == 0:
+            yield (
+                f"Note: in round {row['round']} nobody took part (left out: {row['left_out']}); "
+                "the model stays as it was."
+            )
+        elif row["left_out"] and row["left_out"] != self._last_left_out:
+            yield f"Note: in round {row['round']} left out: {row['left_out']} (see coalitions.csv)."
+        self._last_left_out = row["left_out"]
+        idle = row["changes_nothing"] and rule.serve == "global" and row["clients"] > 1
+        if partition.groups and idle and not self._said_nothing:
+            self._said_nothing = True
+            limit = None
+            if np.isfinite(row["limit"]):
+                found = coalition_map(
+                    gram_ss, info.present_s, partition.kind, state_norm=config.state_norm
+                )
+                limit = splitting_limit(found)
+            yield summary.nothing_changed(row, config, limit)
+
+
+def describe_devices(prepared: Prepared) -> str:
+    """One line on what computes and how long it took to compile."""
+    devices = prepared.engine.mesh.devices.flat
+    kind = devices[0].device_kind
+    size = prepared.state.params.size
+    return (
+        f"Model: {size:,} parameters. Devices: {len(devices)} x {kind}. "
+        f"The round was compiled once, in {prepared.compile_seconds:.1f} s."
+    )
+
+
+def warn(text: str) -> None:
+    """A line on standard error."""
+    print(text, file=sys.stderr, flush=True)
