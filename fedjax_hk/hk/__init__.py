@@ -9,23 +9,17 @@
 Works inside `jit`, `vmap`, `grad`, `scan` and `shard_map`, and needs no global flag.
 Results are float32, int32 and bool.
 
-affinity.py    inner products of opinions, and dissimilarities from them
-dynamics.py    neighborhoods, and the interaction until rest -> HKResult
-coalitions.py  coalitions, their weights and barycenters
+precision.py     float64 for the [S, S] stage, under every transformation
+affinity.py      inner products of opinions, and dissimilarities from them
+neighborhood.py  who listens to whom
+dynamics.py      the interaction until rest -> HKResult
+coalitions.py    coalitions, their weights and barycenters
 """
 
 from .affinity import UnitGram, dissimilarity, gram_matrix
 from .coalitions import average, barycenters, client_weights, coalition_sizes, components
-from .dynamics import (
-    HKResult,
-    Neighborhood,
-    ball,
-    band,
-    cosine,
-    interact,
-    interact_from_gram,
-    unit_ball,
-)
+from .dynamics import HKResult, interact, interact_from_gram
+from .neighborhood import Neighborhood, ball, band, cosine, unit_ball
 
 __all__ = [
     "HKResult",

@@ -23,7 +23,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.custom_batching import custom_vmap
+
+from .precision import has_float64, in_float64, matmul, rounding_level
 
 Array = Any  # a NumPy or JAX array
 PyTree = Any
@@ -31,9 +32,6 @@ PyTree = Any
 # Columns converted to float64 at a time. 4,096 was the fastest of 1,024 to 65,536 for
 # S = 50 on a CPU, and a block stays a small part of the opinions it is cut from.
 _BLOCK_COLUMNS = 4096
-
-# Multiples of the machine epsilon below which a difference of inner products is rounding.
-_ROUNDING = 64.0
 
 
 class UnitGram(NamedTuple):
@@ -52,6 +50,22 @@ class UnitGram(NamedTuple):
     mean_dot_s: Array
     mean_square: Array
     norms_s: Array
+
+
+class Positions(NamedTuple):
+    """Inner products of the clients' positions `z_i = a_i m + r_i`, m that of `UnitGram`.
+
+    Attributes:
+      scale_s: `[S]` a, not negative: what the coefficients over unit vectors sum to.
+      inner_ss: `[S, S]` `<r_i, r_j>`, symmetric.
+      mean_dot_s: `[S]` `<m, r_i>`.
+      mean_square: `[]` `<m, m>`.
+    """
+
+    scale_s: Array
+    inner_ss: Array
+    mean_dot_s: Array
+    mean_square: Array
 
 
 def gram_matrix(
@@ -103,54 +117,42 @@ def dissimilarity(gram: Array | UnitGram, kind: str = "cosine") -> Array:
         raise ValueError(f'Expected kind "cosine" or "ball", got {kind!r}.')
 
     def pairs(gram):
-        unit = unit_gram(gram)
-        coefficients_ss = jnp.diag(unit.norms_s)
-        product_ss = unit.norms_s[:, None] * unit.inner_ss
-        off_diagonal = ~jnp.eye(unit.norms_s.shape[0], dtype=bool)
-        return jnp.where(
-            off_diagonal, pairwise(unit, coefficients_ss, product_ss, kind), 0.0
-        ).astype(jnp.float32)
+        x_ss = pairwise(starting_positions(unit_gram(gram)), kind)
+        return jnp.where(jnp.eye(x_ss.shape[0], dtype=bool), 0.0, x_ss).astype(jnp.float32)
 
     return in_gram_precision(pairs, gram)(lax.stop_gradient(gram))
 
 
-def pairwise(unit: UnitGram, coefficients_ss: Array, product_ss: Array, kind: str) -> Array:
-    """Dissimilarities of the opinions `z_i = sum_j coefficients_ij u_j`.
+def pairwise(positions: Positions, kind: str) -> Array:
+    """Dissimilarities of positions.
 
-    With `a_i = sum_j coefficients_ij` and `v_i = z_i / a_i`, differences are taken only
-    between the `v`, which are averages of unit vectors: neither the opinions' norms nor
-    their common part enters the rounding error.
+    With `v_i = z_i / a_i`, differences are taken only between the `v`, which are averages
+    of unit vectors: neither the opinions' norms nor their common part enters the rounding.
 
     Args:
-      unit: inner products of the unit vectors.
-      coefficients_ss: `[S, S]`, not negative.
-      product_ss: `[S, S]` `coefficients_ss @ unit.inner_ss`, which callers have at hand.
+      positions: inner products of the positions.
       kind: `"cosine"` or `"ball"`.
 
     Returns:
       `[S, S]` 1 - cos, or squared distances; exactly 0 where it is lost in rounding.
     """
-    rounding = rounding_level(unit.inner_ss.dtype)
-    scale_s = jnp.sum(coefficients_ss, axis=1)
-    inverse_s = jnp.where(scale_s > 0, 1.0 / jnp.where(scale_s > 0, scale_s, 1.0), 0.0)
-
-    inner_ss = matmul(product_ss, coefficients_ss.T)
-    inner_ss = 0.5 * (inner_ss + inner_ss.T) * inverse_s[:, None] * inverse_s[None, :]
+    scale_s = positions.scale_s
+    rounding = rounding_level(scale_s.dtype)
+    inverse_s = reciprocal(scale_s)
+    inner_ss = positions.inner_ss * inverse_s[:, None] * inverse_s[None, :]
     diagonal_s = jnp.diagonal(inner_ss)
-    mean_dot_s = matmul(coefficients_ss, unit.mean_dot_s) * inverse_s
-    square_s = unit.mean_square + 2.0 * mean_dot_s + diagonal_s
+    square_s = positions.mean_square + 2.0 * positions.mean_dot_s * inverse_s + diagonal_s
     square_s = jnp.where((scale_s > 0) & (square_s > rounding), square_s, 0.0)
-
     noise_ss = rounding * (diagonal_s[:, None] + diagonal_s[None, :])
     apart_ss = diagonal_s[:, None] + diagonal_s[None, :] - 2.0 * inner_ss
+
     if kind == "cosine":
         length_s = jnp.sqrt(square_s)
-        product_of_lengths_ss = length_s[:, None] * length_s[None, :]
         angular_ss = apart_ss - jnp.square(length_s[:, None] - length_s[None, :])
         angular_ss = jnp.where(angular_ss > noise_ss, angular_ss, 0.0)
-        defined_ss = product_of_lengths_ss > 0
-        ratio_ss = angular_ss / jnp.where(defined_ss, 2.0 * product_of_lengths_ss, 1.0)
-        return jnp.where(defined_ss, jnp.minimum(ratio_ss, 2.0), 1.0)
+        lengths_ss = length_s[:, None] * length_s[None, :]
+        ratio_ss = angular_ss * 0.5 * reciprocal(lengths_ss)
+        return jnp.where(lengths_ss > 0, jnp.minimum(ratio_ss, 2.0), 1.0)
 
     # |a v - b w|^2 = a b |v - w|^2 + (a - b) (a |v|^2 - b |w|^2)
     apart_ss = jnp.where(apart_ss > noise_ss, apart_ss, 0.0)
@@ -163,13 +165,37 @@ def pairwise(unit: UnitGram, coefficients_ss: Array, product_ss: Array, kind: st
     return jnp.maximum(distance_ss, 0.0)
 
 
-def squared_lengths(unit: UnitGram, coefficients_ss: Array, product_ss: Array) -> Array:
-    """`[S]` squared norms of `sum_j coefficients_ij u_j`; arguments as for `pairwise`."""
-    total_s = jnp.sum(coefficients_ss, axis=1)
-    along_s = matmul(coefficients_ss, unit.mean_dot_s)
-    square_s = jnp.sum(product_ss * coefficients_ss, axis=1)
-    square_s += total_s * (total_s * unit.mean_square + 2.0 * along_s)
-    return jnp.maximum(square_s, 0.0)
+def positions_at(unit: UnitGram, coefficients_ss: Array, product_ss: Array) -> Positions:
+    """Positions `z_i = sum_j coefficients_ij u_j`, coefficients not negative.
+
+    Args:
+      unit: inner products of the unit vectors.
+      coefficients_ss: `[S, S]`.
+      product_ss: `[S, S]` `coefficients_ss @ unit.inner_ss`, which callers have at hand.
+    """
+    return Positions(
+        jnp.sum(coefficients_ss, axis=1),
+        symmetric(matmul(product_ss, coefficients_ss.T)),
+        jnp.sum(coefficients_ss * unit.mean_dot_s[None, :], axis=1),
+        unit.mean_square,
+    )
+
+
+def starting_positions(unit: UnitGram) -> Positions:
+    """The opinions themselves, `z_i = norms_i u_i`."""
+    norms_s = unit.norms_s
+    inner_ss = norms_s[:, None] * norms_s[None, :] * unit.inner_ss
+    return Positions(norms_s, inner_ss, norms_s * unit.mean_dot_s, unit.mean_square)
+
+
+def symmetric(matrix: Array) -> Array:
+    """Rounding made equal on both sides, so that relations of pairs are symmetric."""
+    return 0.5 * (matrix + matrix.T)
+
+
+def reciprocal(value: Array) -> Array:
+    """`1 / value`, and 0 for 0."""
+    return jnp.where(value > 0, 1.0 / jnp.where(value > 0, value, 1.0), 0.0)
 
 
 def unit_gram(gram: Array | UnitGram, mask: Array | None = None) -> UnitGram:
@@ -187,63 +213,14 @@ def unit_gram(gram: Array | UnitGram, mask: Array | None = None) -> UnitGram:
     if mask is not None:
         gram = jnp.where(mask[:, None] & mask[None, :], gram, 0.0)
     norms_s = jnp.sqrt(jnp.maximum(jnp.diagonal(gram), 0.0))
-    inverse_s = jnp.where(norms_s > 0, 1.0 / jnp.where(norms_s > 0, norms_s, 1.0), 0.0)
+    inverse_s = reciprocal(norms_s)
     inner_ss = gram * inverse_s[:, None] * inverse_s[None, :]
     return UnitGram(inner_ss, jnp.zeros_like(norms_s), jnp.zeros((), gram.dtype), norms_s)
-
-
-def rounding_level(dtype: Any) -> float:
-    """Relative size below which a difference of inner products is rounding."""
-    return _ROUNDING * float(jnp.finfo(dtype).eps)
-
-
-def matmul(left: Array, right: Array) -> Array:
-    """Product at highest precision: TF32 or bfloat16 passes would move borders."""
-    return jnp.matmul(left, right, precision=lax.Precision.HIGHEST)
-
-
-def has_float64() -> bool:
-    """Whether the default back end computes in float64 (TPUs do not)."""
-    return jax.default_backend() in ("cpu", "gpu", "cuda", "rocm")
 
 
 def in_gram_precision(function: Callable, gram: Array | UnitGram) -> Callable:
     """`function`, in float64 unless the Gram matrix says that there is none."""
     return function if isinstance(gram, UnitGram) or not has_float64() else in_float64(function)
-
-
-def in_float64(function: Callable) -> Callable:
-    """`function`, traced where float64 exists, under every transformation.
-
-    A scope around the call alone is not enough: `vmap(jit(f))` batches the traced
-    operations later, outside the scope, where the rule of the matrix product does not
-    know float64. So batching is ours: it re-enters the scope and maps the function, and
-    the mapped function is again one of these.
-
-    `function` takes its arrays as arguments (no tracers from around it).
-    """
-
-    @custom_vmap
-    def call(*args):
-        with _float64_scope():
-            return function(*args)
-
-    @call.def_vmap
-    def batched(axis_size, is_batched, *args):
-        in_axes = jax.tree.map(lambda flag: 0 if flag else None, tuple(is_batched))
-        mapped = jax.vmap(function, in_axes=in_axes, axis_size=axis_size)
-        out = in_float64(mapped)(*args)
-        return out, jax.tree.map(lambda _: True, out)
-
-    return call
-
-
-def _float64_scope():
-    if hasattr(jax, "enable_x64"):
-        return jax.enable_x64(True)
-    from jax.experimental import enable_x64  # before jax 0.8
-
-    return enable_x64(True)
 
 
 def check_leaves(tree: PyTree, what: str = "opinions") -> list[Array]:
@@ -296,7 +273,7 @@ def _float64_inner(leaves: list[Array], mask: Array) -> Array:
             return matmul(block, block.T)
 
         inner_ss = _sum_over_blocks(term, leaves)
-        return 0.5 * (inner_ss + inner_ss.T)
+        return symmetric(inner_ss)
 
     return in_float64(inner)(leaves, mask)
 
@@ -316,7 +293,7 @@ def _centered_inner(
     norms_s = jnp.sqrt(
         total(_sum_over_blocks(lambda b: jnp.sum(jnp.square(rows(b)), axis=1), leaves))
     )
-    inverse_s = jnp.where(norms_s > 0, 1.0 / jnp.where(norms_s > 0, norms_s, 1.0), 0.0)
+    inverse_s = reciprocal(norms_s)
     num_clients = jnp.maximum(jnp.sum(mask, dtype=jnp.float32), 1.0)
 
     def term(block):
@@ -326,7 +303,7 @@ def _centered_inner(
         return matmul(centered, centered.T), matmul(centered, mean), jnp.sum(mean * mean)
 
     inner_ss, mean_dot_s, mean_square = total(_sum_over_blocks(term, leaves))
-    return UnitGram(0.5 * (inner_ss + inner_ss.T), mean_dot_s, mean_square, norms_s)
+    return UnitGram(symmetric(inner_ss), mean_dot_s, mean_square, norms_s)
 
 
 def _sum_over_blocks(term: Callable, leaves: list[Array]) -> Any:

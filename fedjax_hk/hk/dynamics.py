@@ -10,10 +10,8 @@ is averaged with them is linear in the opinions.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import numbers
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,95 +20,23 @@ from jax import lax
 
 from .affinity import (
     Array,
+    Positions,
     PyTree,
     UnitGram,
     check_mask,
     gram_matrix,
     in_gram_precision,
-    matmul,
     pairwise,
-    rounding_level,
-    squared_lengths,
+    positions_at,
+    starting_positions,
+    symmetric,
     unit_gram,
 )
 from .coalitions import client_weights, coalition_sizes, components
-
-# Relative width within which a pair counts as on the near side of a threshold, so that
-# symmetric configurations do not depend on rounding.
-_SLACK = 1e-6
+from .neighborhood import Neighborhood, check_range, compare
+from .precision import matmul, rounding_level
 
 _STATE_NORMS = ("none", "init", "every_step")
-
-
-@functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["limit", "floor"], meta_fields=["kind"]
-)
-@dataclasses.dataclass(frozen=True)
-class Neighborhood:
-    """Whom a client listens to: those whose dissimilarity lies in `[floor, limit]`.
-
-    Thresholds are array leaves: a sweep is a `vmap` over a neighborhood of `[T]` leaves.
-    They are dissimilarities, since near 1 a float32 cosine has no digits left.
-
-    Attributes:
-      kind: `"cosine"`, where thresholds are 1 - cos, or `"ball"`, where they are distances.
-      limit: largest dissimilarity of a neighbor.
-      floor: smallest dissimilarity of a neighbor; 0 for all but the band.
-    """
-
-    kind: str
-    limit: Array
-    floor: Array
-
-
-def ball(epsilon: Array) -> Neighborhood:
-    """Opinions within the Euclidean distance `epsilon`, eq. (12) of the FedHK paper.
-
-    Raises:
-      ValueError: if a concrete `epsilon` is negative or NaN.
-    """
-    _check_range("epsilon", epsilon, 0.0, np.inf)
-    return _neighborhood("ball", _number(epsilon))
-
-
-def unit_ball(tau: Array) -> Neighborhood:
-    """Eq. (12) on opinions scaled to unit norm, as in the paper's experiments.
-
-    The distance of unit vectors is `sqrt(2 (1 - cos))`, so this is `cosine(1 - tau**2 / 2)`.
-
-    Raises:
-      ValueError: if a concrete `tau` is outside `[0, 2]` or NaN.
-    """
-    _check_range("tau", tau, 0.0, 2.0)
-    tau = _number(tau)
-    return _neighborhood("cosine", 0.5 * tau * tau)
-
-
-def cosine(tau: Array) -> Neighborhood:
-    """Opinions whose cosine is at least `tau`, eq. (13) of the FedHK paper.
-
-    Raises:
-      ValueError: if a concrete `tau` is outside `[-1, 1]` or NaN.
-    """
-    _check_range("tau", tau, -1.0, 1.0)
-    return _neighborhood("cosine", 1.0 - _number(tau))
-
-
-def band(eps_lower: Array, eps_upper: Array) -> Neighborhood:
-    """Opinions whose cosine is in `[eps_lower, eps_upper]`, and the client itself.
-
-    Source: eq. (14) of the FedHK paper; itself is added, since without it two clients
-    swap for ever. `band(tau, 1)` is `cosine(tau)`.
-
-    Raises:
-      ValueError: if concrete bounds are outside `[-1, 1]`, NaN, or in the wrong order.
-    """
-    _check_range("eps_lower", eps_lower, -1.0, 1.0)
-    _check_range("eps_upper", eps_upper, -1.0, 1.0)
-    concrete = _is_concrete(eps_lower) and _is_concrete(eps_upper)
-    if concrete and np.any(np.asarray(eps_lower) > np.asarray(eps_upper)):
-        raise ValueError(f"Expected eps_lower <= eps_upper, got {eps_lower} and {eps_upper}.")
-    return _neighborhood("cosine", 1.0 - _number(eps_lower), 1.0 - _number(eps_upper))
 
 
 class HKResult(NamedTuple):
@@ -123,7 +49,7 @@ class HKResult(NamedTuple):
       weights_s: `[S]` float32 client weights `1 / (K |C(i)|)`; 0 if masked.
       influence_ss: `[S, S]` float32; `influence_ss @ opinions` are the final positions. Row
         i says whom client i listened to; rows sum to 1 with `state_norm="none"`, otherwise
-        they hold the scaling too. Zero in masked rows and columns.
+        they hold the scaling too (and can grow large where positions cancel, on the sphere). Zero in masked rows and columns.
       num_steps: `[]` int32, moves made.
       converged: `[]` bool, False when `max_steps` came first.
       residual: `[]` float32, largest next move of an opinion, relative to the spread of the
@@ -227,8 +153,8 @@ def interact_from_gram(
         )
     if state_norm not in _STATE_NORMS:
         raise ValueError(f"Expected state_norm in {_STATE_NORMS}, got {state_norm!r}.")
-    _check_range("max_steps", max_steps, 1, np.inf)
-    _check_range("tol", tol, 0.0, np.inf)
+    check_range("max_steps", max_steps, 1, np.inf)
+    check_range("tol", tol, 0.0, np.inf)
     if trajectory_steps is not None and trajectory_steps < 0:
         raise ValueError(f"Expected trajectory_steps >= 0, got {trajectory_steps}.")
     mask = check_mask(mask, inner_ss.shape[0])
@@ -282,7 +208,9 @@ class _State(NamedTuple):
 
     Attributes:
       influence_ss: `[S, S]` T.
-      product_ss: `[S, S]` T diag(norms) <u, u>, kept up to date to save a product a pass.
+      product_ss: `[S, S]` T diag(norms) <u, u>, kept up to date to save a product a pass;
+        on the sphere, coordinates of the positions.
+      positions: inner products of the positions.
       links_ss: `[S, S]` bool, pairs of one coalition, were this the last pass.
       num_steps, residual, margin: as in `HKResult`.
       resting: `[]` bool, this was the last pass.
@@ -291,12 +219,28 @@ class _State(NamedTuple):
 
     influence_ss: Array
     product_ss: Array
+    positions: Positions
     links_ss: Array
     num_steps: Array
     residual: Array
     margin: Array
     resting: Array
     trajectory: Array | None
+
+
+class _Move(NamedTuple):
+    """Where a move leads: `influence_ss`, `product_ss` and `positions` as in `_State`.
+
+    Attributes:
+      length_s: `[S]` length of each client's move.
+      noise_s: `[S]` length that rounding alone can cause.
+    """
+
+    influence_ss: Array
+    product_ss: Array
+    positions: Positions
+    length_s: Array
+    noise_s: Array
 
 
 def _run(unit, mask, neighborhood, max_steps, tol, *, normalize, trajectory_steps) -> _State:
@@ -306,31 +250,32 @@ def _run(unit, mask, neighborhood, max_steps, tol, *, normalize, trajectory_step
     does not move, leaves the graph of the final positions.
     """
     dtype = unit.inner_ss.dtype
-    start = _start(unit, mask, (neighborhood, max_steps, tol), trajectory_steps)
-    start_ss = _dissimilarities(unit, start.influence_ss, start.product_ss, "ball")
-    spread = _spread(start_ss, mask)
+    start = _start(unit, mask, (neighborhood, max_steps, tol), normalize, trajectory_steps)
+    spread = _spread(pairwise(start.positions, "ball"), mask)
     pairs_ss = mask[:, None] & mask[None, :] & ~jnp.eye(mask.shape[0], dtype=bool)
 
     def one_pass(state: _State) -> _State:
-        x_ss = _dissimilarities(unit, state.influence_ss, state.product_ss, neighborhood.kind)
-        near_ss, links_ss, margin_ss = _compare(x_ss, neighborhood)
+        x_ss = pairwise(state.positions, neighborhood.kind)
+        near_ss, links_ss, margin_ss = compare(x_ss, neighborhood)
         neighbors_ss = (near_ss & pairs_ss) | jnp.diag(mask)
         average_ss = neighbors_ss.astype(dtype)
         average_ss /= jnp.maximum(jnp.sum(average_ss, axis=1), 1.0)[:, None]
 
-        influence_ss, product_ss, move_s, noise_s = _moved(unit, state, average_ss, normalize)
-        relative_s = jnp.where(move_s > 0, move_s / spread, 0.0)
-        residual = jnp.max(jnp.where(move_s <= noise_s, 0.0, relative_s)).astype(jnp.float32)
+        move = _move_on_sphere(state, average_ss) if normalize else _move(unit, state, average_ss)
+        relative_s = jnp.where(move.length_s <= move.noise_s, 0.0, move.length_s / spread)
+        residual = jnp.max(relative_s).astype(jnp.float32)
         resting = (residual <= tol) | (state.num_steps >= max_steps)
         num_steps = state.num_steps + (~resting).astype(jnp.int32)
+        stay_or = functools.partial(jnp.where, resting)
         trajectory = state.trajectory
         if trajectory is not None:
             # The index is out of range, and nothing is written, once the buffer is full.
             index = jnp.where(resting, trajectory.shape[0], num_steps)
-            trajectory = trajectory.at[index].set(influence_ss, mode="drop")
+            trajectory = trajectory.at[index].set(move.influence_ss, mode="drop")
         return _State(
-            influence_ss=jnp.where(resting, state.influence_ss, influence_ss),
-            product_ss=jnp.where(resting, state.product_ss, product_ss),
+            influence_ss=stay_or(state.influence_ss, move.influence_ss),
+            product_ss=stay_or(state.product_ss, move.product_ss),
+            positions=jax.tree.map(stay_or, state.positions, move.positions),
             links_ss=links_ss & pairs_ss,
             num_steps=num_steps,
             residual=residual,
@@ -344,7 +289,9 @@ def _run(unit, mask, neighborhood, max_steps, tol, *, normalize, trajectory_step
     return lax.while_loop(lambda state: ~state.resting, one_pass, start)
 
 
-def _start(unit: UnitGram, mask: Array, varying: PyTree, trajectory_steps: int | None) -> _State:
+def _start(
+    unit: UnitGram, mask: Array, varying: PyTree, normalize: bool, trajectory_steps: int | None
+) -> _State:
     """Everyone where it is, nothing known yet.
 
     Inside `shard_map` a loop's initial value must vary over the mesh axes that its body
@@ -359,9 +306,12 @@ def _start(unit: UnitGram, mask: Array, varying: PyTree, trajectory_steps: int |
     if trajectory_steps is not None:
         trajectory = jnp.zeros((trajectory_steps + 1, *influence_ss.shape), zero.dtype) + zero
         trajectory = trajectory.at[0].set(influence_ss)
+    positions = starting_positions(unit)
+    product_ss = unit.norms_s[:, None] * unit.inner_ss
     return _State(
         influence_ss=influence_ss,
-        product_ss=unit.norms_s[:, None] * unit.inner_ss + zero,
+        product_ss=zero + (_coordinates(positions.inner_ss) if normalize else product_ss),
+        positions=jax.tree.map(lambda leaf: leaf + zero, positions),
         links_ss=jnp.zeros(influence_ss.shape, bool) | (origin > 0),
         num_steps=origin,
         residual=jnp.float32(jnp.inf) + zero.astype(jnp.float32),
@@ -371,58 +321,78 @@ def _start(unit: UnitGram, mask: Array, varying: PyTree, trajectory_steps: int |
     )
 
 
-def _moved(unit: UnitGram, state: _State, average_ss: Array, normalize: bool):
-    """One synchronous move.
+def _move(unit: UnitGram, state: _State, average_ss: Array) -> _Move:
+    """One synchronous move, `z <- average_ss z`.
 
     The length of a move comes from the difference of the influences, never from the
     difference of two large inner products.
-
-    Returns:
-      The new influence and product, and per client the length of its move and the length
-      that rounding alone can cause.
     """
     norms = unit.norms_s[None, :]
     influence_ss = matmul(average_ss, state.influence_ss)
-    change_ss = influence_ss - state.influence_ss
-    change_product_ss = matmul(change_ss * norms, unit.inner_ss)
+    change_ss = (influence_ss - state.influence_ss) * norms
+    change_product_ss = matmul(change_ss, unit.inner_ss)
     product_ss = state.product_ss + change_product_ss
-    if normalize:
-        length_s = jnp.sqrt(squared_lengths(unit, influence_ss * norms, product_ss))
-        inverse = (1.0 / jnp.where(length_s > 0, length_s, 1.0))[:, None]
-        influence_ss, product_ss = influence_ss * inverse, product_ss * inverse
-        change_ss = influence_ss - state.influence_ss
-        change_product_ss = product_ss - state.product_ss
-    move_s = jnp.sqrt(squared_lengths(unit, change_ss * norms, change_product_ss))
-    scale_s = jnp.sum(influence_ss * norms, axis=1)
+    positions = positions_at(unit, influence_ss * norms, product_ss)
+    along_s = jnp.sum(change_ss, axis=1)
+    mean_dot_s = jnp.sum(change_ss * unit.mean_dot_s[None, :], axis=1)
+    square_s = along_s * (along_s * unit.mean_square + 2.0 * mean_dot_s)
+    square_s += jnp.sum(change_ss * change_product_ss, axis=1)
     size = jnp.sqrt(jnp.max(jnp.diagonal(unit.inner_ss)))
-    return influence_ss, product_ss, move_s, rounding_level(size.dtype) * size * scale_s
+    noise_s = rounding_level(size.dtype) * size * positions.scale_s
+    return _Move(influence_ss, product_ss, positions, _root(square_s), noise_s)
 
 
-def _dissimilarities(unit: UnitGram, influence_ss: Array, product_ss: Array, kind: str) -> Array:
-    """`[S, S]` 1 - cos or squared distances of the positions `influence_ss @ opinions`."""
-    return pairwise(unit, influence_ss * unit.norms_s[None, :], product_ss, kind)
+def _move_on_sphere(state: _State, average_ss: Array) -> _Move:
+    """One synchronous move, then every position is scaled to unit norm.
 
-
-def _compare(x_ss: Array, neighborhood: Neighborhood) -> tuple[Array, Array, Array]:
-    """Which pairs are neighbors, which belong together at rest, and how narrowly.
-
-    At rest, linked clients of a ball or a threshold coincide, so links are neighbors.
-    Inside a band nobody rests but who is alone or has come closer than the band
-    (`merge="upper"`): those are the links.
+    Scaling blows up what cancels in the positions: in a cycle of 7 clients in the plane the
+    influence doubles with every move, and inner products taken from it would be noise after
+    50. So here the positions' own coordinates move, in the place of `product_ss`.
     """
-    limit = jnp.asarray(neighborhood.limit).astype(x_ss.dtype)
-    floor = jnp.asarray(neighborhood.floor).astype(x_ss.dtype)
-    if neighborhood.kind == "ball":
-        limit, floor = limit * limit, floor * floor
-    within_ss = x_ss <= limit * (1.0 + _SLACK)
-    too_close_ss = x_ss < floor * (1.0 - _SLACK)
-    links_ss = jnp.where(floor > 0, too_close_ss, within_ss)
+    old = state.positions
+    coordinates_ss = matmul(average_ss, state.product_ss)
+    scale_s = jnp.sum(average_ss * old.scale_s[None, :], axis=1)
+    mean_dot_s = jnp.sum(average_ss * old.mean_dot_s[None, :], axis=1)
 
-    def margin_of(threshold):
-        relative_ss = jnp.abs(x_ss / jnp.where(threshold > 0, threshold, 1.0) - 1.0)
-        return jnp.where(threshold > 0, relative_ss, jnp.inf)
+    def length(scale_s, mean_dot_s, coordinates_ss):
+        square_s = scale_s * (scale_s * old.mean_square + 2.0 * mean_dot_s)
+        return _root(square_s + jnp.sum(jnp.square(coordinates_ss), axis=1))
 
-    return within_ss & ~too_close_ss, links_ss, jnp.minimum(margin_of(limit), margin_of(floor))
+    length_s = length(scale_s, mean_dot_s, coordinates_ss)
+    inverse_s = 1.0 / jnp.where(length_s > 0, length_s, 1.0)
+    coordinates_ss = coordinates_ss * inverse_s[:, None]
+    # With m = 0 the scale is free; where much cancels it would grow until positions of
+    # length 1 look like rounding beside it.
+    scale_s = jnp.where(old.mean_square > 0, scale_s * inverse_s, 1.0)
+    positions = Positions(
+        scale_s,
+        symmetric(matmul(coordinates_ss, coordinates_ss.T)),
+        mean_dot_s * inverse_s,
+        old.mean_square,
+    )
+    move_s = length(
+        positions.scale_s - old.scale_s,
+        positions.mean_dot_s - old.mean_dot_s,
+        coordinates_ss - state.product_ss,
+    )
+    noise_s = rounding_level(move_s.dtype) * _root(jnp.diagonal(positions.inner_ss))
+    influence_ss = matmul(average_ss, state.influence_ss) * inverse_s[:, None]
+    return _Move(influence_ss, coordinates_ss, positions, move_s, noise_s)
+
+
+def _coordinates(inner_ss: Array) -> Array:
+    """`[S, S]` rows with the inner products `inner_ss`, in the directions of its eigenvectors.
+
+    Directions within rounding are left out, or their errors would come to life.
+    """
+    values, vectors_ss = jnp.linalg.eigh(inner_ss)
+    kept = values > rounding_level(values.dtype) * jnp.max(values)
+    return vectors_ss * jnp.sqrt(jnp.where(kept, values, 0.0))[None, :]
+
+
+def _root(square: Array) -> Array:
+    """Square root of what rounding may have left below 0."""
+    return jnp.sqrt(jnp.maximum(square, 0.0))
 
 
 def _spread(square_ss: Array, mask: Array) -> Array:
@@ -450,35 +420,3 @@ def _pad_trajectory(rest: _State, rescale_s: Array) -> Array | None:
     made = jnp.arange(rest.trajectory.shape[0], dtype=jnp.int32) <= rest.num_steps
     filled = jnp.where(made[:, None, None], rest.trajectory, rest.influence_ss[None, :, :])
     return (filled * rescale_s[None, None, :]).astype(jnp.float32)
-
-
-def _neighborhood(kind: str, limit: Array, floor: Array = 0.0) -> Neighborhood:
-    """Both thresholds in float32 (wider where the caller's are) and of one shape."""
-    concrete = _is_concrete(limit) and _is_concrete(floor)
-    shape = jnp.broadcast_shapes(jnp.shape(limit), jnp.shape(floor))
-    if concrete:
-        limit, floor = (
-            np.broadcast_to(np.asarray(x, np.float32), shape).copy() for x in (limit, floor)
-        )
-        return Neighborhood(kind, limit, floor)
-    dtype = jnp.promote_types(jnp.result_type(limit, floor), jnp.float32)
-    limit, floor = (jnp.broadcast_to(jnp.asarray(x, dtype), shape) for x in (limit, floor))
-    return Neighborhood(kind, limit, floor)
-
-
-def _is_concrete(value: Any) -> bool:
-    return isinstance(value, numbers.Number | np.ndarray | np.generic)
-
-
-def _number(value: Any) -> Any:
-    """A concrete number in float64, so that 1 - tau keeps its digits; else unchanged."""
-    return np.asarray(value, np.float64) if _is_concrete(value) else value
-
-
-def _check_range(name: str, value: Any, low: float, high: float) -> None:
-    """Refuse concrete numbers outside `[low, high]` or NaN; traced ones cannot be seen."""
-    if not _is_concrete(value):
-        return
-    array = np.asarray(value, np.float64)
-    if not np.all((array >= low) & (array <= high)):  # False for NaN
-        raise ValueError(f"Expected {low} <= {name} <= {high}, got {value}.")
