@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -44,6 +45,7 @@ class Prepared(NamedTuple):
 
     config: Config
     fleet: Fleet
+    model: models.Model
     engine: engine_lib.Engine
     arrays: engine_lib.FleetArrays
     run_key: Array
@@ -118,8 +120,7 @@ def prepare(config: Config, fleet: Fleet, model: models.Model | None = None) -> 
     config_lib.check(config)
     clients_per_round = config_lib.check_fleet(config, len(fleet.client_ids))
     mesh = make_mesh(config)
-    probe = fleet.train.inputs[fleet.train.mask]
-    probe = probe[:: max(1, len(probe) // 4096)]
+    probe = _probe(fleet)
     model = model or models.lstm_forecaster(
         probe[:2], dropout=config.dropout, output=config.activation
     )
@@ -146,19 +147,36 @@ def prepare(config: Config, fleet: Fleet, model: models.Model | None = None) -> 
         chunk=config.chunk,
         mesh=mesh,
     )
-    run_key = jax.random.key(config.seed)
-    params = models.alive_params(
-        model, engine_lib.client_key(run_key, engine_lib.INIT, 0, 0), probe
-    )
     available_n = np.ones(len(fleet.client_ids), bool)
     arrays = engine_lib.place(engine_lib.FleetArrays(fleet.train, fleet.test, available_n), mesh)
-    state = engine_lib.place(engine.init(params), mesh)
     hparams = engine_lib.place(hparams_of(config), mesh)
-    run_key = engine_lib.place(run_key, mesh)
+    run_key, state = _start(engine, model, config.seed, probe)
     start = time.perf_counter()
     compiled = engine_lib.compile_round(engine, state, arrays, run_key, hparams)
     seconds = time.perf_counter() - start
-    return Prepared(config, fleet, engine, arrays, run_key, hparams, compiled, state, seconds)
+    return Prepared(
+        config, fleet, model, engine, arrays, run_key, hparams, compiled, state, seconds
+    )
+
+
+def reseed(prepared: Prepared, seed: int) -> Prepared:
+    """The same run from another seed, without compiling again."""
+    run_key, state = _start(prepared.engine, prepared.model, seed, _probe(prepared.fleet))
+    config = dataclasses.replace(prepared.config, seed=seed)
+    return prepared._replace(config=config, run_key=run_key, state=state)
+
+
+def _start(engine, model, seed: int, probe) -> tuple[Array, engine_lib.ServerState]:
+    run_key = jax.random.key(seed)
+    key = engine_lib.client_key(run_key, engine_lib.INIT, 0, 0)
+    state = engine.init(models.alive_params(model, key, probe))
+    return engine_lib.place(run_key, engine.mesh), engine_lib.place(state, engine.mesh)
+
+
+def _probe(fleet: Fleet) -> np.ndarray:
+    """Some 4,096 training windows of all clients."""
+    windows = fleet.train.inputs[fleet.train.mask]
+    return windows[:: max(1, len(windows) // 4096)]
 
 
 def step(prepared: Prepared, state: engine_lib.ServerState, round_number: int):
