@@ -63,9 +63,7 @@ def main(argv):
     from fedjax_hk import metrics
     from fedjax_hk.main import load_fleet
 
-    base = Config(
-        data=FLAGS.data, clients=FLAGS.clients, unit=FLAGS.unit, rounds=FLAGS.rounds
-    )
+    base = Config(data=FLAGS.data, clients=FLAGS.clients, unit=FLAGS.unit, rounds=FLAGS.rounds)
     fleet = load_fleet(base)
     naive = {
         name: float(metrics.spread(np.asarray(errors.mae_units))["mean"])
@@ -89,10 +87,10 @@ def run_row(name, base, fleet):
     """All seeds of one row: final errors, coalitions and agreement, seconds a round."""
     import dataclasses
 
-    from fedjax_hk import records, simulation
-
     import jax
     import numpy as np
+
+    from fedjax_hk import records, simulation
 
     prepared = simulation.prepare(dataclasses.replace(base, **ROWS[name]), fleet)
     seeds = []
