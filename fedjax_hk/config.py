@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -182,14 +183,19 @@ def check_fleet(config: Config, num_clients: int) -> int:
 
     Errors: ConfigError if more are asked for than there are.
     """
-    if config.clients_per_round is None:
-        return min(50, num_clients)
-    if config.clients_per_round > num_clients:
+    cohort = min(50, num_clients) if config.clients_per_round is None else config.clients_per_round
+    if cohort > num_clients:
         raise ConfigError(
-            f"--clients_per_round={config.clients_per_round}: the fleet has {num_clients} "
+            f"--clients_per_round={cohort}: the fleet has {num_clients} "
             f"clients; give at most {num_clients}."
         )
-    return config.clients_per_round
+    for name in ("num_coalitions", "min_coalition"):
+        value = getattr(config, name)
+        if value is not None and value > cohort:
+            raise ConfigError(
+                f"--{name}={value}: a round has {cohort} clients; give at most {cohort}."
+            )
+    return cohort
 
 
 def _check_values(config: Config):
@@ -210,14 +216,18 @@ def _check_values(config: Config):
             yield f"--{name}={value}: give {smallest} or more."
     for name in ("learning_rate", "server_lr"):
         value = getattr(config, name)
-        if value is not None and not value > 0:
+        if value is not None and value <= 0:
             yield f"--{name}={value}: give a number above 0."
-    if not 0 <= config.dropout < 1:
+    if config.dropout < 0 or config.dropout >= 1:
         yield f"--dropout={config.dropout}: give a share from 0 to below 1."
-    if config.quantile is not None and not 0 < config.quantile < 1:
+    if config.quantile is not None and (config.quantile <= 0 or config.quantile >= 1):
         yield f"--quantile={config.quantile}: give a level between 0 and 1."
     if config.seed >= 2**31:
         yield f"--seed={config.seed}: give a number below 2147483648."
+    try:
+        re.compile(config.opinion_leaves)
+    except re.error as error:
+        yield f"--opinion_leaves={config.opinion_leaves}: no regular expression ({error}); mend it."
 
 
 def _check_together(config: Config):
@@ -262,6 +272,14 @@ def _check_together(config: Config):
         }.get(name, with_threshold)
         if value != default and not used:
             yield f"--{name}={value}: --agg={config.agg} does not read it; leave it out."
+    for name in ("fleet_clients", "fleet_days"):
+        if config.data and getattr(config, name) != getattr(Config, name):
+            yield (
+                f"--{name}={getattr(config, name)}: it shapes the embedded fleet, which --data "
+                "replaces; leave one of them out."
+            )
+    if config.clients and not config.data:
+        yield f"--clients={config.clients}: it picks columns of --data; give both."
     yield from _check_thresholds(config, partition)
     if rule.serve == "coalition" and partition == "none":
         yield (

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
+import hashlib
 import os
+import pathlib
+import shlex
+import shutil
 import sys
 import textwrap
 from typing import Any
@@ -72,8 +77,8 @@ def _help_entry(name: str, text: str) -> str:
     )
 
 
-def parse(argv: list[str]) -> tuple[Config, dict[str, Any], str] | None:
-    """Settings, those that were given, and the folder to resume; None after `--help`.
+def parse(argv: list[str]) -> tuple[Config, dict[str, Any], str | None] | None:
+    """Settings, those that were given, and the folder to resume if any; None after `--help`.
 
     Errors: ConfigError for a flag that is unknown or has no such value.
     """
@@ -89,11 +94,37 @@ def parse(argv: list[str]) -> tuple[Config, dict[str, Any], str] | None:
         return None
     names = [item.name for item in dataclasses.fields(Config)]
     given = {name: values[name].value for name in names if values[name].present}
-    return Config(**{name: values[name].value for name in names}), given, values.resume
+    resume = values.resume if values["resume"].present else None
+    if resume == "":  # as from a shell variable that is not set
+        raise ConfigError("--resume=: give the folder of an earlier run, or leave it out.")
+    return Config(**{name: values[name].value for name in names}), given, resume
+
+
+# What absl and Python say of a value, and what helps.
+_FIXES = {
+    ": invalid literal for int()": "give a whole number.",
+    ": could not convert string to float": "give a number.",
+    ": ('Non-boolean argument": "give true or false.",
+}
 
 
 def _explain(message: str) -> str:
-    """absl's message, with close flag names where a flag is unknown."""
+    """absl's message with the fix, and close names where a flag or a choice is unknown."""
+    for reason, fix in _FIXES.items():
+        if reason in message:
+            return f"{message.split(reason)[0].removeprefix('flag ')}: {fix}"
+    if ": value should be one of <" in message:
+        given, choices = message.split(": value should be one of <")
+        choices = choices.rstrip(">").split("|")
+        close = difflib.get_close_matches(given.split("=", 1)[1], choices, n=1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        given = given.removeprefix("flag ")
+        return f"{given}: not known; {hint}choose one of {', '.join(choices)}."
+    if message.startswith("Missing value for flag "):
+        flag = message.removeprefix("Missing value for flag ")
+        return f"{flag}: it has no value; write {flag}=VALUE."
+    if "Unable to open flagfile" in message:
+        return f"--flagfile: cannot read it ({message.split('flagfile: ')[1]}); give a file."
     if "Unknown command line flag" not in message:
         return message.removeprefix("flag ")
     name = message.split("'")[1]
@@ -110,8 +141,10 @@ def main(argv: list[str] | None = None) -> int:
         if parsed is None:
             return 0
         config, given, resume = parsed
+        if resume is not None:
+            return _resume(resume, given)
         config_lib.check(config)
-        return _resume(resume, given) if resume else _start(config)
+        return _start(config)
     except ConfigError as error:
         return _refuse(error)
     except KeyboardInterrupt:
@@ -134,8 +167,6 @@ def load_fleet(config: Config):
     if config.data:
         table = data.read_wide(config.data, clients=config.clients, unit=config.unit)
     else:
-        if config.clients:
-            raise ConfigError(f"--clients={config.clients}: it picks columns of --data; give both.")
         table = data.synthetic_fleet(config.fleet_clients, config.fleet_days)
         if config.unit:
             table = table._replace(unit=config.unit)
@@ -161,20 +192,30 @@ def _start(config: Config) -> int:
     except (DataError, run_folder.RunFolderError) as error:
         return _refuse(error)
     with folder:
-        folder.write_config(
-            {
-                "flags": dataclasses.asdict(config),
-                "versions": run_folder.versions(),
-                "device": _device(),
-                "data": {"source": fleet.source, "fingerprint": fleet.fingerprint,
-                         "clients": len(fleet.client_ids)},
-            }
-        )  # fmt: skip
         if fleet.excluded:
             import pandas as pd
 
             folder.write_table("excluded", pd.DataFrame(fleet.excluded))
+        folder.write_config(  # last, as it says that the folder can be resumed
+            {
+                "flags": dataclasses.asdict(config),
+                "versions": run_folder.versions(),
+                "device": _device(),
+                "data": _describe_data(fleet),
+            }
+        )
         return _train(config, fleet, folder, resume=False)
+
+
+def _describe_data(fleet) -> dict[str, Any]:
+    """What a resumed run must find again."""
+    names = "\n".join(fleet.client_ids).encode()
+    return {
+        "source": fleet.source,
+        "fingerprint": fleet.fingerprint,
+        "clients": len(fleet.client_ids),
+        "clients_fingerprint": hashlib.sha256(names).hexdigest(),
+    }
 
 
 def _resume(path: str, given: dict[str, Any]) -> int:
@@ -186,34 +227,63 @@ def _resume(path: str, given: dict[str, Any]) -> int:
     except run_folder.RunFolderError as error:
         return _refuse(error)
     with folder:
-        stored = folder.read_config()
-        flags_now = {**stored["flags"], **given}
-        rounds = folder.read_table("rounds") if (folder.path / "rounds.csv").exists() else []
-        problems = run_folder.config_differences(
-            stored["flags"], flags_now, rounds_done=len(rounds)
-        )
-        if problems:
-            problems.append("A resumed run keeps its flags; only --rounds may grow.")
-            return _refuse(ConfigError("\n".join(problems)))
-        config = Config(**flags_now)
-        if len(rounds) == config.rounds and (folder.path / "summary.txt").exists():
-            print(f"{folder.path} is finished; this is what it found:\n")
-            print((folder.path / "summary.txt").read_text())
-            return 0
         try:
+            stored = folder.read_config()
+            config = _stored_config(stored["flags"], given)
+            if _is_finished(folder.path, config):
+                return _show_finished(folder.path)
             fleet = load_fleet(config)
-        except DataError as error:
+            _check_data(config, stored["data"], _describe_data(fleet))
+        except (DataError, run_folder.RunFolderError) as error:
             return _refuse(error)
-        if fleet.fingerprint != stored["data"]["fingerprint"]:
-            return _refuse(
-                ConfigError(
-                    f"--data={config.data}: its content is not what the run was started with; "
-                    "restore the file, or start a new run."
-                )
-            )
         _use_devices(config)
         folder.write_config({**stored, "flags": dataclasses.asdict(config)})
         return _train(config, fleet, folder, resume=True)
+
+
+def _stored_config(stored: dict[str, Any], given: dict[str, Any]) -> Config:
+    """The settings of a run that goes on.
+
+    Errors: ConfigError with the differences, if other flags than more rounds are given.
+    """
+    from fedjax_hk import run_folder
+
+    names = [item.name for item in dataclasses.fields(Config)]
+    flags_now = {name: given.get(name, stored.get(name, getattr(Config, name))) for name in names}
+    known = {name: flags_now[name] for name in names if name in stored or name in given}
+    problems = run_folder.config_differences(stored, known)
+    if problems:
+        problems.append("A resumed run keeps its flags; only --rounds may grow.")
+        raise ConfigError("\n".join(problems))
+    config = Config(**flags_now)
+    config_lib.check(config)
+    return config
+
+
+def _is_finished(path: pathlib.Path, config: Config) -> bool:
+    """The last round's checkpoint comes after its tables, so it vouches for them."""
+    return (path / "checkpoints" / str(config.rounds)).is_dir()
+
+
+def _show_finished(path: pathlib.Path) -> int:
+    print(f"{path} is finished; this is what it found:\n")
+    summary = path / "summary.txt"
+    print(summary.read_text() if summary.exists() else "summary.txt is gone; see the tables.")
+    return 0
+
+
+def _check_data(config: Config, stored: dict[str, Any], found: dict[str, Any]) -> None:
+    """Errors: ConfigError if the data are not those that the run was started with."""
+    if found["fingerprint"] != stored["fingerprint"]:
+        raise ConfigError(
+            f"--data={config.data}: its content is not what the run was started with; "
+            "restore the file, or start a new run."
+        )
+    if found["clients_fingerprint"] != stored["clients_fingerprint"]:
+        raise ConfigError(
+            f"--clients={config.clients}: it names {found['clients']} clients that are not the "
+            f"{stored['clients']} the run was started with; restore the list, or start a new run."
+        )
 
 
 def _use_devices(config: Config) -> Config:
@@ -225,7 +295,9 @@ def _use_devices(config: Config) -> Config:
 
     cores = config.devices or len(os.sched_getaffinity(0))
     if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
-        jax.config.update("jax_num_cpu_devices", cores)
+        # Too late in a process where jax runs already, whose devices are then taken.
+        with contextlib.suppress(RuntimeError):
+            jax.config.update("jax_num_cpu_devices", cores)
     from fedjax_hk.simulation import make_mesh
 
     return dataclasses.replace(config, devices=make_mesh(config).size)
@@ -240,19 +312,26 @@ def _device() -> dict[str, Any]:
 
 def _train(config: Config, fleet, folder, resume: bool) -> int:
     from fedjax_hk import simulation, summary
+    from fedjax_hk.checkpoint import CheckpointError
+    from fedjax_hk.run_folder import RunFolderError
 
     print(summary.describe_fleet(fleet), flush=True)
     print(f"Run folder: {folder.path}", flush=True)
     try:
         prepared = simulation.prepare(config, fleet)
     except ValueError as error:
+        if not resume:
+            shutil.rmtree(folder.path)  # nothing has run in it
         return _refuse(error)
     print(simulation.describe_devices(prepared), flush=True)
-    outcome = simulation.run(prepared, folder, resume=resume)
+    try:
+        outcome = simulation.run(prepared, folder, resume=resume)
+    except (CheckpointError, RunFolderError) as error:  # the folder's files were altered
+        return _refuse(error)
     if outcome.stopped:
         print(
             f"Stopped by {outcome.stopped} after round {len(outcome.rounds)}; go on with\n"
-            f"  python -m fedjax_hk.main --resume={folder.path}"
+            f"  python -m fedjax_hk.main --resume={shlex.quote(str(folder.path))}"
         )
         return 130 if outcome.stopped == "SIGINT" else 143
     print(f"\n{outcome.text}\n\nTables: {folder.path}")
