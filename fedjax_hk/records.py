@@ -12,17 +12,21 @@ from fedjax_hk.engine import RoundInfo
 from fedjax_hk.types import Fleet
 
 AFFINITY_NAMES = ("min", "q25", "median", "q75", "max")
+NOT_FINITE = "not finite"  # the status of a client whose model or loss diverged
 
 
 def round_row(round_number: int, info: RoundInfo, fleet: Fleet, seconds: float) -> dict[str, Any]:
     """One row a round: `rounds.csv`.
 
-    Errors are means over the clients that can be scored; `apart_*` are quantiles of the
-    pairs' 1 - cos (or distances), which `limit` is compared with.
+    Errors are means over the clients that can be scored; the others are counted: in
+    `unscored_clients` if a forecast is not finite, in `unscored_accuracy` also if all
+    readings are zero. `apart_*` are quantiles of the pairs' 1 - cos (or distances), which
+    `limit` is compared with.
     """
     errors, present_s = info.errors, info.present_s
     loss_s = info.loss_s[present_s]
     scored = metrics.spread(errors.mae_units)
+    accuracy = metrics.spread(errors.accuracy, higher_is_better=True)
     weights_s = info.weights_s[info.weights_s > 0]
     left_out = [fleet.client_ids[c] for c in info.cohort_s[~info.present_s]]
     diverged = [fleet.client_ids[c] for c in info.cohort_s[~info.finite_s]]
@@ -38,8 +42,9 @@ def round_row(round_number: int, info: RoundInfo, fleet: Fleet, seconds: float) 
         "mae_units_median": scored["median"],
         "mae_units_worst_tenth": scored["worst_tenth"],
         "rmse_units": metrics.spread(errors.rmse_units)["mean"],
-        "accuracy": metrics.spread(errors.accuracy, higher_is_better=True)["mean"],
+        "accuracy": accuracy["mean"],
         "unscored_clients": scored["num_left_out"],
+        "unscored_accuracy": accuracy["num_left_out"],
         "num_coalitions": int(info.num_coalitions),
         "coalition_sizes": " ".join(map(str, coalition_sizes(info.labels_s))),
         "inner_steps": int(info.num_steps),
@@ -100,10 +105,19 @@ def coalition_rows(round_number: int, info: RoundInfo, fleet: Fleet) -> list[dic
     return rows
 
 
+def describe_left_out(info: RoundInfo, fleet: Fleet) -> str:
+    """Who was left out of the round and why, in words; empty if nobody was."""
+    by_status: dict[str, list[str]] = {}
+    for place in np.flatnonzero(~info.present_s):
+        name = fleet.client_ids[info.cohort_s[place]]
+        by_status.setdefault(_status(info, place), []).append(name)
+    return "; ".join(f"{', '.join(names)} ({status})" for status, names in by_status.items())
+
+
 def _status(info: RoundInfo, place: int) -> str:
     if info.present_s[place]:
         return "took part"
-    return "unavailable or empty" if info.finite_s[place] else "not finite"
+    return "unavailable or empty" if info.finite_s[place] else NOT_FINITE
 
 
 def client_table(info: RoundInfo, fleet: Fleet, coalitions: pd.DataFrame) -> pd.DataFrame:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -19,13 +18,14 @@ from fedjax_hk import models, records, summary
 from fedjax_hk.checkpoint import Checkpoints
 from fedjax_hk.config import Config, value_of
 from fedjax_hk.local_training import HParams, make_trainer
-from fedjax_hk.rules.coalition_map import coalition_map, splitting_limit
+from fedjax_hk.rules.coalition_map import splitting_threshold
 from fedjax_hk.rules.partitions import PARTITIONS, Settings
 from fedjax_hk.run_folder import RunFolder
 from fedjax_hk.terminal import Progress, StopRequest
 from fedjax_hk.types import Array, Fleet
 
 Callback = Callable[[int, dict[str, Any]], None]
+TEXT_COLUMNS = ("coalition_sizes", "left_out")  # of rounds.csv, whatever they look like
 
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 _compilations: list[float] = []  # seconds of every compilation of this process
@@ -41,6 +41,7 @@ class Prepared(NamedTuple):
       round: `(state, fleet, round_number, run_key, hparams) -> (state, info)`, compiled.
       state: before the first round.
       compile_seconds: what compiling the round took.
+      compilations: how many there were for it, by jax's count.
     """
 
     config: Config
@@ -53,6 +54,7 @@ class Prepared(NamedTuple):
     round: Callable
     state: engine_lib.ServerState
     compile_seconds: float
+    compilations: int
 
 
 class Outcome(NamedTuple):
@@ -151,11 +153,13 @@ def prepare(config: Config, fleet: Fleet, model: models.Model | None = None) -> 
     arrays = engine_lib.place(engine_lib.FleetArrays(fleet.train, fleet.test, available_n), mesh)
     hparams = engine_lib.place(hparams_of(config), mesh)
     run_key, state = _start(engine, model, config.seed, probe)
-    start = time.perf_counter()
+    jax.numpy.int32(0)  # the scalar that stands for the round's number has a program too
+    start, counted_before = time.perf_counter(), len(_compilations)
     compiled = engine_lib.compile_round(engine, state, arrays, run_key, hparams)
     seconds = time.perf_counter() - start
+    counted = len(_compilations) - counted_before
     return Prepared(
-        config, fleet, model, engine, arrays, run_key, hparams, compiled, state, seconds
+        config, fleet, model, engine, arrays, run_key, hparams, compiled, state, seconds, counted
     )
 
 
@@ -215,16 +219,13 @@ def run(
             done, state = found or (0, state)
             for table in ("rounds", "coalitions"):
                 folder.truncate_after(table, "round", done)
-        said = _Notes(prepared, quiet=done > 0)
-        compiled_before = len(_compilations)
+        said = _Notes(prepared, folder.read_table("rounds", TEXT_COLUMNS) if done else None)
         clients, text = None, ""
         with Progress(config.rounds, done, stream) as progress:
             for round_number in range(done + 1, config.rounds + 1):
                 start = time.perf_counter()
                 state, info = jax.block_until_ready(step(prepared, state, round_number))
                 seconds = time.perf_counter() - start
-                if round_number == done + 1:
-                    said.compilations = len(_compilations) - compiled_before
                 info = jax.tree.map(np.asarray, info._replace(gram_ss=None)), info.gram_ss
                 row = _write_round(folder, round_number, info[0], fleet, seconds)
                 for callback in callbacks:
@@ -239,7 +240,10 @@ def run(
                 if stop.requested and round_number < config.rounds:
                     break
         checkpoints.wait()
-    rounds = folder.read_table("rounds", text=["coalition_sizes", "left_out"])
+    rounds = folder.read_table("rounds", TEXT_COLUMNS)
+    if done == config.rounds and (folder.path / "summary.txt").exists():  # nothing was left to do
+        clients = folder.read_table("clients", ["client", "last_coalition"])
+        text = (folder.path / "summary.txt").read_text().rstrip("\n")
     return Outcome(state, rounds, clients, text, stop.requested if clients is None else "")
 
 
@@ -253,7 +257,7 @@ def _write_round(folder, round_number, info, fleet, seconds) -> dict[str, Any]:
 def _finish(folder, config, fleet, info) -> tuple[pd.DataFrame, str]:
     """Final tables and summary; written before the last checkpoint, so that a run whose
     last checkpoint is there has them."""
-    rounds = folder.read_table("rounds", text=["coalition_sizes", "left_out"])
+    rounds = folder.read_table("rounds", TEXT_COLUMNS)
     coalitions = folder.read_table("coalitions", text=["client", "coalition", "status"])
     clients = records.client_table(info, fleet, coalitions)
     folder.write_table("clients", clients)
@@ -265,34 +269,42 @@ def _finish(folder, config, fleet, info) -> tuple[pd.DataFrame, str]:
 class _Notes:
     """What is said once: a partition that changes nothing, clients that were left out."""
 
-    def __init__(self, prepared: Prepared, quiet: bool):
+    def __init__(self, prepared: Prepared, before: pd.DataFrame | None):
         self._prepared = prepared
-        self._said_nothing = quiet
-        self._last_left_out = ""
-        self.compilations = 0
+        self._said_nothing, self._last_left_out = False, ""
+        if before is not None:  # a resumed run does not say it again
+            self._said_nothing = bool((before["changes_nothing"] & (before["clients"] > 1)).any())
+            self._last_left_out = before["left_out"].iloc[-1] or ""
 
     def about(self, row, info, gram_ss):
         config = self._prepared.config
         rule = config.rule()
         partition = PARTITIONS[rule.partition](settings_of(config))
+        left_out = records.describe_left_out(info, self._prepared.fleet)
         if row["clients"] == 0:
             yield (
-                f"Note: in round {row['round']} nobody took part (left out: {row['left_out']}); "
+                f"Note: in round {row['round']} nobody took part, left out: {left_out}; "
                 "the model stays as it was."
             )
-        elif row["left_out"] and row["left_out"] != self._last_left_out:
-            yield f"Note: in round {row['round']} left out: {row['left_out']} (see coalitions.csv)."
+        elif left_out and row["left_out"] != self._last_left_out:
+            yield (
+                f"Note: in round {row['round']} left out: {left_out}; the average is over the "
+                "others (all rounds: coalitions.csv)."
+            )
         self._last_left_out = row["left_out"]
         idle = row["changes_nothing"] and rule.serve == "global" and row["clients"] > 1
         if partition.groups and idle and not self._said_nothing:
             self._said_nothing = True
-            limit = None
-            if np.isfinite(row["limit"]):
-                found = coalition_map(
-                    gram_ss, info.present_s, partition.kind, state_norm=config.state_norm
+            threshold = None
+            weighing = (rule.within, rule.between, config.min_coalition)
+            if np.isfinite(row["limit"]) and weighing == ("uniform", "equal", 1):
+                threshold = splitting_threshold(
+                    gram_ss,
+                    info.present_s,
+                    summary.threshold_meaning(config),
+                    state_norm=config.state_norm,
                 )
-                limit = splitting_limit(found)
-            yield summary.nothing_changed(row, config, limit)
+            yield summary.nothing_changed(row, config, threshold)
 
 
 def describe_devices(prepared: Prepared) -> str:
@@ -300,12 +312,8 @@ def describe_devices(prepared: Prepared) -> str:
     devices = prepared.engine.mesh.devices.flat
     kind = devices[0].device_kind
     size = prepared.state.params.size
+    times = "once" if prepared.compilations == 1 else f"{prepared.compilations} times"
     return (
         f"Model: {size:,} parameters. Devices: {len(devices)} x {kind}. "
-        f"The round was compiled once, in {prepared.compile_seconds:.1f} s."
+        f"The round was compiled {times}, in {prepared.compile_seconds:.1f} s."
     )
-
-
-def warn(text: str) -> None:
-    """A line on standard error."""
-    print(text, file=sys.stderr, flush=True)

@@ -41,7 +41,8 @@ def round_line(row: dict[str, Any], unit: str) -> str:
     sizes = row["coalition_sizes"].split()
     shown = ", ".join(sizes[:4]) + (", ..." if len(sizes) > 4 else "")
     many = "coalition" if len(sizes) == 1 else "coalitions"
-    line = f"MAE {row['mae_units']:.4g} {unit}  {len(sizes)} {many} ({shown})"
+    line = f"MAE {row['mae_units']:.4g} {unit}  "
+    line += f"{len(sizes)} {many} ({shown})" if sizes else "no coalition"
     if row["dead_clients"]:
         line += f"  {row['dead_clients']} dead"
     if row["clients"] < row["sampled_clients"]:
@@ -49,15 +50,31 @@ def round_line(row: dict[str, Any], unit: str) -> str:
     return line
 
 
-def nothing_changed(row: dict[str, Any], config: Config, splitting: float | None) -> str:
+def partition_counts(config: Config) -> bool:
+    """Whether the global model depends on the partition (spec: eqs. 15, 16 do)."""
+    rule = config.rule()
+    return (rule.within, rule.between) not in (("uniform", "size"), ("samples", "samples"))
+
+
+def threshold_meaning(config: Config) -> str:
+    """What the rule's threshold means, as `splitting_threshold` names it."""
+    if config.epsilon is not None:
+        return "distance"
+    return config.euclid_tau if config.rule().partition == "hk_euclidean" else "cosine"
+
+
+def nothing_changed(row: dict[str, Any], config: Config, splitting: str | None) -> str:
     """Why a partition that changes nothing does not, and what to try instead.
 
     Args:
-      splitting: limit of the dissimilarity under which this round's opinions give another
-        aggregate, None if there is none.
+      splitting: threshold under which this round's opinions give another aggregate, None if
+        none is known.
     """
     num, clients = row["num_coalitions"], row["clients"]
-    if num == 1:
+    if not partition_counts(config):
+        rule = config.rule()
+        shape = f"--within={rule.within} --between={rule.between} weigh every client alike"
+    elif num == 1:
         shape = "all clients are one coalition"
     elif num == clients:
         shape = "every client is alone"
@@ -73,10 +90,12 @@ def nothing_changed(row: dict[str, Any], config: Config, splitting: float | None
         + (f"; neighbors are within {row['limit']:.3g}." if np.isfinite(row["limit"]) else "."),
     ]
     if splitting is not None:
-        lines.append(f"  A threshold that would change this round: {_as_flag(splitting, config)}.")
-    tries = (
-        ["--tau_mode=quantile --tau=0.95"] if config.agg in ("hk_cosine", "hk_euclidean") else []
-    )
+        lines.append(f"  A threshold that would change this round: {_as_flag(splitting, config)}")
+    tries = []
+    if not partition_counts(config):
+        tries.append("--within=uniform --between=equal")
+    elif config.agg in ("hk_cosine", "hk_euclidean") and config.tau_mode == "absolute":
+        tries.append("--tau_mode=quantile --tau=0.95" + (" without --epsilon" if raw else ""))
     if config.opinion in (None, "weights"):
         tries.insert(0, "--opinion=update (compare what clients learned this round)")
     if config.rule().serve == "global":
@@ -86,20 +105,14 @@ def nothing_changed(row: dict[str, Any], config: Config, splitting: float | None
     return "\n".join(lines)
 
 
-def _as_flag(limit: float, config: Config) -> str:
-    """The dissimilarity limit as the flag that would set it."""
+def _as_flag(threshold: str, config: Config) -> str:
+    """The flags that set a threshold."""
     if config.epsilon is not None:
-        return f"--epsilon={limit:.6g}"
-    if config.agg == "hk_band":
-        return f"--eps_lower={1 - limit:.9g} --eps_upper=1"
-    if config.agg == "hk_euclidean":
-        tau = {
-            "radius": np.sqrt(2 * limit),
-            "matched": 1 - limit,
-            "linear": 1 - np.sqrt(limit / 2),
-        }[config.euclid_tau]
-        return f"--tau={tau:.9g} (--tau_mode=absolute)"
-    return f"--tau={1 - limit:.9g} (--tau_mode=absolute)"
+        return f"--epsilon={threshold}"
+    flags = f"--tau={threshold}"
+    if config.rule().partition == "hk_band":
+        flags = f"--eps_lower={threshold} --eps_upper=1"
+    return flags + (" --tau_mode=absolute" if config.tau_mode != "absolute" else "")
 
 
 def summarize(config: Config, fleet: Fleet, rounds: pd.DataFrame, clients: pd.DataFrame) -> str:
@@ -112,6 +125,19 @@ def summarize(config: Config, fleet: Fleet, rounds: pd.DataFrame, clients: pd.Da
         _verdict(clients, unit),
         _coalitions(config, fleet, rounds, clients),
     ]
+    unscored = ~np.isfinite(clients["mae_units"])
+    if unscored.any():
+        parts.append(
+            f"Clients whose forecasts are not finite, left out of the means: {unscored.sum()}, "
+            f"such as {_some(clients['client'][unscored])}."
+        )
+    empty = clients["accuracy"].isna() & ~unscored
+    if empty.any():
+        parts.append(
+            f"Clients that read zero throughout their test span: {empty.sum()}, such as "
+            f"{_some(clients['client'][empty])}. They have no accuracy and count in the other "
+            "means."
+        )
     dead = int(clients["dead"].sum())
     if dead:
         parts.append(
@@ -124,6 +150,10 @@ def summarize(config: Config, fleet: Fleet, rounds: pd.DataFrame, clients: pd.Da
             "times; who and when is in coalitions.csv. A smaller --learning_rate may help."
         )
     return "\n\n".join(part for part in parts if part)
+
+
+def _some(names: pd.Series) -> str:
+    return ", ".join(names.head(3))
 
 
 def _error_table(fleet: Fleet, clients: pd.DataFrame, unit: str) -> str:
