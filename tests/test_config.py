@@ -1,0 +1,192 @@
+"""Settings: what is refused, with flag, value and fix, before anything starts."""
+
+import dataclasses
+import math
+
+import pytest
+
+from fedjax_hk import config as config_lib
+from fedjax_hk.config import Config, ConfigError, check, check_fleet, value_of
+from fedjax_hk.rules import CHOICES, RULES
+
+
+def problems_of(**settings) -> list[str]:
+    """Lines of the refusal; none if the settings are taken."""
+    try:
+        check(Config(**settings))
+    except ConfigError as error:
+        return str(error).splitlines()
+    return []
+
+
+NUMBERS = [item.name for item in dataclasses.fields(Config) if "float" in item.type]
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_numbers_that_are_not_finite_are_refused(name, value):
+    lines = problems_of(**{name: value})
+    assert f"--{name}={value}: give a finite number." in lines
+
+
+@pytest.mark.parametrize(
+    ("settings", "flag", "fix"),
+    [
+        # Nothing to do, or less.
+        ({"rounds": 0}, "--rounds=0", "1 or more"),
+        ({"rounds": -3}, "--rounds=-3", "1 or more"),
+        ({"clients_per_round": 0}, "--clients_per_round=0", "1 or more"),
+        ({"epochs": 0}, "--epochs=0", "1 or more"),
+        ({"batch_size": 0}, "--batch_size=0", "1 or more"),
+        ({"lookback": 0}, "--lookback=0", "1 or more"),
+        ({"horizon": 0}, "--horizon=0", "1 or more"),
+        ({"fleet_clients": 0}, "--fleet_clients=0", "1 or more"),
+        ({"fleet_days": 59}, "--fleet_days=59", "60 or more"),
+        ({"min_coalition": 0}, "--min_coalition=0", "1 or more"),
+        ({"agg": "fixed_k_cosine", "num_coalitions": 0}, "--num_coalitions=0", "1 or more"),
+        ({"chunk": -1}, "--chunk=-1", "0 or more"),
+        ({"devices": -1}, "--devices=-1", "0 or more"),
+        ({"seed": -1}, "--seed=-1", "0 or more"),
+        ({"seed": 2**31}, "--seed=2147483648", "below 2147483648"),
+        ({"learning_rate": 0.0}, "--learning_rate=0.0", "above 0"),
+        ({"learning_rate": -1e-3}, "--learning_rate=-0.001", "above 0"),
+        ({"server_opt": "sgd", "server_lr": 0.0}, "--server_lr=0.0", "above 0"),
+        ({"dropout": 1.0}, "--dropout=1.0", "below 1"),
+        ({"dropout": -0.1}, "--dropout=-0.1", "from 0"),
+        ({"loss": "quantile", "quantile": 1.0}, "--quantile=1.0", "between 0 and 1"),
+        ({"agg": "fedprox", "mu": -1.0}, "--mu=-1.0", "0 or more"),
+        ({"agg": "perfedavg_fo", "alpha": -1.0}, "--alpha=-1.0", "0 or more"),
+        # Names that are not there.
+        ({"agg": "hk_cosin"}, "--agg=hk_cosin", "hk_cosine"),
+        ({"scaler": "max"}, "--scaler=max", "minmax"),
+        ({"opinion": "delta"}, "--opinion=delta", "update"),
+        ({"loss": "MSE"}, "--loss=MSE", "mse"),
+        ({"opinion_leaves": "(lstm"}, "--opinion_leaves=(lstm", "regular expression"),
+        # Thresholds out of the range that they have here.
+        ({"tau": 1.01}, "--tau=1.01", "from -1 to 1"),
+        ({"tau": -1.01}, "--tau=-1.01", "from -1 to 1"),
+        ({"tau": -0.1, "tau_mode": "quantile"}, "--tau=-0.1", "from 0 to 1"),
+        ({"tau": 1.1, "tau_mode": "quantile"}, "--tau=1.1", "from 0 to 1"),
+        ({"agg": "hk_euclidean", "tau": 2.1}, "--tau=2.1", "from 0 to 2"),
+        ({"agg": "hk_euclidean", "tau": -0.1}, "--tau=-0.1", "from 0 to 2"),
+        ({"agg": "hk_euclidean", "tau": 1.5, "euclid_tau": "matched"}, "--tau=1.5", "to 1"),
+        ({"agg": "hk_euclidean", "tau": 1.5, "euclid_tau": "linear"}, "--tau=1.5", "to 1"),
+        ({"agg": "hk_euclidean", "epsilon": -1.0}, "--epsilon=-1.0", "0 or more"),
+        ({"agg": "hk_band", "eps_lower": -1.5}, "--eps_lower=-1.5", "from -1 to 1"),
+        ({"agg": "hk_band", "eps_upper": 1.5}, "--eps_upper=1.5", "from -1 to 1"),
+        ({"agg": "hk_band", "eps_lower": 0.9, "eps_upper": 0.8}, "--eps_lower=0.9", "swap"),
+        ({"agg": "hk_band", "eps_upper": 0.4}, "--eps_upper=0.4", "swap"),
+        # What does not go together.
+        ({"agg": "fedavg", "tau": 0.9}, "--tau=0.9", "--agg=hk_cosine"),
+        ({"agg": "hk_band", "tau": 0.9}, "--tau=0.9", "--agg=hk_cosine"),
+        ({"agg": "hk_cosine", "epsilon": 1.0}, "--epsilon=1.0", "--agg=hk_euclidean"),
+        ({"agg": "hk_cosine", "eps_lower": 0.5}, "--eps_lower=0.5", "--agg=hk_band"),
+        ({"agg": "hk_cosine", "num_coalitions": 3}, "--num_coalitions=3", "fixed_k"),
+        ({"mu": 0.1}, "--mu=0.1", "--agg=fedprox"),
+        ({"alpha": 0.1}, "--alpha=0.1", "--agg=perfedavg_fo"),
+        ({"quantile": 0.9}, "--quantile=0.9", "--loss=quantile"),
+        ({"server_lr": 0.1}, "--server_lr=0.1", "--server_opt="),
+        ({"agg": "fedavg", "opinion": "update"}, "--opinion=update", "--agg=hk_cosine"),
+        ({"agg": "fedavg", "tau_mode": "quantile"}, "--tau_mode=quantile", "leave it out"),
+        ({"agg": "hk_cosine", "euclid_tau": "linear"}, "--euclid_tau=linear", "leave it out"),
+        ({"agg": "fedavg", "state_norm": "init"}, "--state_norm=init", "leave it out"),
+        ({"agg": "fedavg", "opinion_leaves": "lstm"}, "--opinion_leaves=lstm", "leave it out"),
+        ({"agg": "hk_euclidean", "epsilon": 1.0, "tau": 0.5}, "--tau=0.5", "keep one"),
+        ({"agg": "fedavg", "serve": "coalition"}, "--serve=coalition", "--agg=hk_cosine"),
+        ({"serve": "coalition", "server_opt": "adam"}, "--server_opt=adam", "--serve=global"),
+        ({"clients": "h1,h2"}, "--clients=h1,h2", "--data"),
+        ({"data": "a.csv", "fleet_clients": 9}, "--fleet_clients=9", "leave one"),
+        ({"data": "a.csv", "fleet_days": 90}, "--fleet_days=90", "leave one"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_wrong_settings_are_refused_with_flag_value_and_fix(settings, flag, fix):
+    lines = problems_of(**settings)
+    assert any(flag in line and fix in line for line in lines), lines
+
+
+def test_all_problems_are_said_at_once():
+    lines = problems_of(rounds=0, tau=math.nan, scaler="none", dropout=2.0, seed=-1)
+    flags = ["--rounds=0", "--tau=nan", "--scaler=none", "--dropout=2.0", "--seed=-1"]
+    assert len(lines) == 5
+    assert all(any(line.startswith(flag) for line in lines) for flag in flags)
+
+
+def test_all_contradictions_are_said_at_once():
+    lines = problems_of(agg="fedavg", tau=0.9, mu=0.1, serve="coalition")
+    assert [line.split(":")[0] for line in lines] == ["--tau=0.9", "--mu=0.1", "--serve=coalition"]
+
+
+@pytest.mark.parametrize("agg", RULES)
+def test_every_rule_runs_with_its_defaults(agg):
+    assert problems_of(agg=agg) == []
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"tau": 1.0},
+        {"tau": -1.0},
+        {"tau": 0.0, "tau_mode": "quantile"},
+        {"agg": "hk_euclidean", "tau": 2.0},
+        {"agg": "hk_euclidean", "tau": -1.0, "euclid_tau": "matched"},
+        {"agg": "hk_euclidean", "epsilon": 0.0},
+        {"agg": "hk_euclidean", "epsilon": 100.0, "state_norm": "init"},
+        {"agg": "hk_band", "eps_lower": 0.7, "eps_upper": 0.7},
+        {"agg": "hk_band", "eps_lower": 0.0, "eps_upper": 1.0, "tau_mode": "quantile"},
+        {"agg": "hk_cosine", "local": "prox", "mu": 0.1},
+        {"agg": "fedavg", "local": "perfedavg_hf", "alpha": 0.1},
+        {"agg": "fedavg", "server_opt": "yogi", "server_lr": 0.1},
+        {"agg": "fixed_k_cosine", "opinion": "update", "serve": "coalition"},
+        {"loss": "quantile", "quantile": 0.9},
+        {"data": "a.csv", "clients": "h1"},
+        {"mu": 0.0, "agg": "fedprox"},
+        {"opinion_leaves": "lstm_.*/kernel$"},
+    ],
+)
+def test_settings_at_their_borders_are_taken(settings):
+    assert problems_of(**settings) == []
+
+
+def test_choices_replace_those_of_the_rule():
+    config = Config(agg="hk_cosine", opinion="update", serve="coalition", within="samples")
+    assert config.rule() == RULES["hk_cosine"]._replace(
+        opinion="update", serve="coalition", within="samples"
+    )
+    assert Config(agg="local").rule() == RULES["local"]
+    assert set(CHOICES) <= {item.name for item in dataclasses.fields(Config)}
+
+
+def test_numbers_have_the_defaults_that_the_help_says():
+    for name, default in config_lib.DEFAULTS.items():
+        assert value_of(Config(), name) == default
+        text = next(f for f in dataclasses.fields(Config) if f.name == name).metadata["help"]
+        assert name == "epsilon" or f"({default}" in text  # epsilon is off unless given
+    assert value_of(Config(tau=0.5), "tau") == 0.5
+    assert value_of(Config(epsilon=0.0), "epsilon") == 0.0
+    assert value_of(Config(server_opt="sgd"), "server_lr") == 1.0
+    assert value_of(Config(server_opt="adam"), "server_lr") == 0.01
+
+
+def test_clients_per_round_are_judged_by_the_fleet():
+    assert check_fleet(Config(), 184) == 50
+    assert check_fleet(Config(), 7) == 7
+    assert check_fleet(Config(clients_per_round=7), 7) == 7
+    with pytest.raises(ConfigError, match=r"--clients_per_round=8: the fleet has 7 .* at most 7"):
+        check_fleet(Config(clients_per_round=8), 7)
+
+
+@pytest.mark.parametrize("name", ["num_coalitions", "min_coalition"])
+def test_coalitions_are_judged_by_the_clients_of_a_round(name):
+    config = Config(agg="fixed_k_cosine", clients_per_round=4, **{name: 4})
+    assert check_fleet(config, 9) == 4
+    with pytest.raises(ConfigError, match=rf"--{name}=5: a round has 4 clients; give at most 4"):
+        check_fleet(dataclasses.replace(config, **{name: 5}), 9)
+
+
+def test_every_setting_has_help_and_a_group():
+    for item in dataclasses.fields(Config):
+        assert item.metadata["help"]
+        assert item.metadata["group"] in ("Rule", "Choices", "Training", "Data", "Run")
+        if item.metadata["choices"] and item.default is not None:
+            assert item.default in item.metadata["choices"]
