@@ -84,11 +84,16 @@ def from_flax(module: nn.Module, example_inputs: Array) -> Model:
             )
         return outputs.reshape(inputs.shape[0])
 
+    def initial(key: Array) -> Array:
+        return ravel_pytree(layers(key))[0]
+
+    # A wrong output is told here, not in the middle of compiling a round.
+    jax.eval_shape(lambda x: apply(initial(jax.random.key(0)), x, None), example_inputs)
     leaves = tuple(
         ("/".join(entry.key for entry in path), math.prod(leaf.shape))
         for path, leaf in jax.tree_util.tree_flatten_with_path(shapes)[0]
     )
-    return Model(lambda key: ravel_pytree(layers(key))[0], apply, restore, leaves)
+    return Model(initial, apply, restore, leaves)
 
 
 ALIVE_DRAWS = 64  # about half of the draws are alive with the paper's ReLU output
