@@ -5,6 +5,7 @@ for equally spaced opinions, Zabarianska and Proskurnikov for sets that are not 
 """
 
 import functools
+import itertools
 from fractions import Fraction
 
 import jax
@@ -24,6 +25,14 @@ from fedjax_hk import hk
 def strict():
     with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
         yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def compile_quickly():
+    """Many small programs: compiling them with all optimizations takes most of the time."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
 
 
 _interact = jax.jit(hk.interact, static_argnames=("state_norm", "trajectory_steps"))
@@ -177,7 +186,7 @@ def test_potential_falls_by_four_times_the_moves(seed):  # H2
     def potential(z):
         return np.minimum(reference.dissimilarities(z, "ball"), epsilon**2).sum()
 
-    for before, after in zip(path[:-1], path[1:], strict=True):
+    for before, after in itertools.pairwise(path):
         fall = potential(before) - potential(after)
         assert fall >= 4 * np.square(after - before).sum() - 1e-5
 

@@ -98,7 +98,7 @@ def barycenters(tree: PyTree, labels_s: Array, mask: Array | None = None) -> PyT
     def of_leaf(leaf):
         if leaf.size == 0:
             return leaf
-        dtype = jnp.promote_types(leaf.dtype, jnp.float32)
+        dtype = _at_least_float32(leaf.dtype)
         rows = jnp.where(valid_s[:, None], leaf.reshape(num_clients, -1), 0.0).astype(dtype)
         # A product with zeros and ones, because sums by label (scatter-add) come out in
         # another order each time on a GPU.
@@ -128,13 +128,17 @@ def average(tree: PyTree, weights_s: Array) -> PyTree:
     def of_leaf(leaf):
         if leaf.size == 0:
             return jnp.zeros(leaf.shape[1:], leaf.dtype)
-        dtype = jnp.promote_types(leaf.dtype, jnp.float32)
+        dtype = _at_least_float32(leaf.dtype)
         weights = weights_s.astype(dtype).reshape((-1,) + (1,) * (leaf.ndim - 1))
         # Multiply and sum, which fuse, where a matrix product would need the zeroed copy.
         rows = jnp.where(weights != 0, leaf.astype(dtype), 0.0)
         return jnp.sum(weights * rows, axis=0).astype(leaf.dtype)
 
     return jax.tree.map(of_leaf, tree)
+
+
+def _at_least_float32(dtype):
+    return dtype if jnp.finfo(dtype).bits >= 32 else jnp.float32
 
 
 def _same_coalition(labels_s: Array) -> Array:

@@ -49,7 +49,8 @@ class HKResult(NamedTuple):
       weights_s: `[S]` float32 client weights `1 / (K |C(i)|)`; 0 if masked.
       influence_ss: `[S, S]` float32; `influence_ss @ opinions` are the final positions. Row
         i says whom client i listened to; rows sum to 1 with `state_norm="none"`, otherwise
-        they hold the scaling too (and can grow large where positions cancel, on the sphere). Zero in masked rows and columns.
+        they hold the scaling too, and on the sphere they grow large where positions
+        cancel. Zero in masked rows and columns.
       num_steps: `[]` int32, moves made.
       converged: `[]` bool, False when `max_steps` came first.
       residual: `[]` float32, largest next move of an opinion, relative to the spread of the
@@ -299,7 +300,8 @@ def _start(
     """
     origin = jnp.zeros((), jnp.int32)
     for leaf in jax.tree.leaves((unit, mask, varying)):
-        origin += jnp.where(jnp.isnan(leaf), 0, 0).sum(dtype=jnp.int32)
+        if getattr(jax.typeof(leaf), "vma", None):
+            origin += jnp.where(jnp.isnan(leaf), 0, 0).sum(dtype=jnp.int32)
     zero = origin.astype(unit.inner_ss.dtype)
     influence_ss = jnp.diag(mask.astype(zero.dtype)) + zero
     trajectory = None
@@ -356,7 +358,10 @@ def _move_on_sphere(state: _State, average_ss: Array) -> _Move:
 
     def length(scale_s, mean_dot_s, coordinates_ss):
         square_s = scale_s * (scale_s * old.mean_square + 2.0 * mean_dot_s)
-        return _root(square_s + jnp.sum(jnp.square(coordinates_ss), axis=1))
+        square_s += jnp.sum(jnp.square(coordinates_ss), axis=1)
+        # A position at zero is what is left of `a m + r`: rounding, which must not be scaled.
+        noise_s = rounding_level(square_s.dtype) * scale_s * scale_s * old.mean_square
+        return _root(jnp.where(square_s > noise_s, square_s, 0.0))
 
     length_s = length(scale_s, mean_dot_s, coordinates_ss)
     inverse_s = 1.0 / jnp.where(length_s > 0, length_s, 1.0)
