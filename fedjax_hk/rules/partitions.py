@@ -191,7 +191,9 @@ def _fixed_k(kind: str):
             from_mean_sk = jnp.where(of_sk, distances(opinions_sd, means_kd, mask_s), jnp.inf)
             lonely_s = jnp.where(mask_s, jnp.min(apart_sk, axis=1), -jnp.inf)
             empty_k = ~jnp.any(of_sk, axis=0)
-            spare_k = jnp.argsort(-lonely_s)[jnp.cumsum(empty_k) - 1]
+            # More empty coalitions than clients: the last ones share a client, not a masked one.
+            spare = jnp.minimum(jnp.cumsum(empty_k), jnp.sum(mask_s)) - 1
+            spare_k = jnp.argsort(-lonely_s)[spare]
             medoid_k = jnp.where(empty_k, spare_k, jnp.argmin(from_mean_sk, axis=0))
             anyone = jnp.any(mask_s)
             next_kd = jnp.where(anyone, opinions_sd[medoid_k], centers_kd)
