@@ -1,0 +1,180 @@
+"""Strict modes for all tests, and small federations to test with."""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import flax.linen as nn
+import hypothesis
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+from fedjax_hk import engine as engine_lib
+from fedjax_hk import local_training, models
+from fedjax_hk.local_training import HParams
+from fedjax_hk.rules import RULES
+from fedjax_hk.rules.partitions import Settings
+from fedjax_hk.types import Samples
+
+jax.config.update("jax_num_cpu_devices", 2)  # before any back end starts
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+hypothesis.settings.register_profile("tests", deadline=None, max_examples=50, derandomize=True)
+hypothesis.settings.load_profile("tests")
+
+SIZES = (5, 3, 8, 1, 4, 7)  # training windows of the tiny fleet's clients
+
+
+class Line(nn.Module):
+    """Two parameters: `slope * last input + offset`."""
+
+    @nn.compact
+    def __call__(self, inputs):
+        slope = self.param("slope", nn.initializers.normal(1.0), ())
+        offset = self.param("offset", nn.initializers.normal(1.0), ())
+        return slope * inputs[:, -1, 0] + offset
+
+
+@functools.cache
+def model_named(name: str) -> models.Model:
+    example = jnp.zeros((2, 3, 1))
+    if name == "line":
+        return models.from_flax(Line(), example)
+    if name == "lstm":
+        return models.lstm_forecaster(
+            example, units=(3, 2), dense_units=2, dropout=0.0, output="linear"
+        )
+    return models.lstm_forecaster(example, units=(3, 2), dense_units=2, dropout=0.3)
+
+
+def make_samples(sizes, seed=0, width=None, groups=3) -> Samples:
+    """`[N, W]` windows of clients that follow one of a few lines, with noise."""
+    rng = np.random.default_rng(seed)
+    num, width = len(sizes), width or max(*sizes, 1)
+    mask = np.arange(width)[None, :] < np.array(sizes)[:, None]
+    # Drawn client by client, so that the width changes nothing of the valid windows.
+    inputs = np.zeros((num, width, 3, 1), np.float32)
+    targets = np.zeros((num, width), np.float32)
+    for i, size in enumerate(sizes):
+        inputs[i, :size] = rng.uniform(0.1, 1, (size, 3, 1))
+        slope = (i % groups) - 0.9 + 0.1 * rng.standard_normal()
+        targets[i, :size] = slope * inputs[i, :size, -1, 0] + 0.3 + 0.1 * rng.random(size)
+    one, zero = np.ones_like(targets), np.zeros_like(targets)
+    return Samples(inputs, targets, mask, one * np.float32(100), zero)
+
+
+def make_fleet(sizes=SIZES, seed=0, width=None, groups=3) -> engine_lib.FleetArrays:
+    return engine_lib.FleetArrays(
+        make_samples(sizes, seed, width, groups),
+        make_samples((3,) * len(sizes), seed + 1000, None, groups),
+        np.ones(len(sizes), bool),
+    )
+
+
+class Federation(NamedTuple):
+    """An engine with its jitted round; `run` starts it from a seed."""
+
+    model: models.Model
+    trainer: local_training.Trainer
+    engine: engine_lib.Engine
+    round: object
+
+    def start(self, seed=0):
+        return self.engine.init(self.model.init(jax.random.key(seed)))
+
+    def run(self, fleet, *, rounds=1, seed=0, hparams=None, state=None, first=0):
+        """Returns the last state, and the rounds' infos as NumPy."""
+        state = self.start() if state is None else state
+        hparams = HParams() if hparams is None else hparams
+        hparams = jax.tree.map(np.float32, hparams)
+        infos = []
+        for number in range(first, first + rounds):
+            state, info = self.round(state, fleet, np.int32(number), jax.random.key(seed), hparams)
+            infos.append(jax.tree.map(np.asarray, info))
+        return state, infos
+
+
+@functools.cache
+def _federation(
+    agg, num_clients, cohort, model, epochs, batch_size, objective, devices, choices, options
+):
+    choices, options = dict(choices), dict(options)
+    rule = RULES[agg]._replace(**choices)
+    model = model_named(model)
+    trainer = local_training.make_trainer(
+        model, objective=objective or rule.local, epochs=epochs, batch_size=batch_size
+    )
+    settings = Settings(**{k: options.pop(k) for k in tuple(options) if k in Settings._fields})
+    engine = engine_lib.make_engine(
+        model,
+        trainer,
+        rule,
+        num_clients=num_clients,
+        clients_per_round=cohort or num_clients,
+        batch_size=batch_size,
+        settings=settings,
+        mesh=Mesh(np.array(jax.devices()[:devices]), ("clients",)),
+        **options,
+    )
+    # Tiny arrays: compiling is all that takes time, and level 0 halves it.
+    compiled = jax.jit(engine.round, compiler_options={"xla_backend_optimization_level": 0})
+    return Federation(model, trainer, engine, compiled)
+
+
+def make_federation(
+    agg="fedavg",
+    *,
+    num_clients=len(SIZES),
+    cohort=0,
+    model="line",
+    epochs=2,
+    batch_size=4,
+    devices=1,
+    choices=None,
+    **options,
+) -> Federation:
+    """A compiled round, shared by all tests that ask for the same one.
+
+    Args:
+      choices: entries of the rule's row to replace.
+      options: of `make_engine` and of `Settings`.
+    """
+    choices = choices or {}
+    return _federation(
+        agg,
+        num_clients,
+        cohort,
+        model,
+        epochs,
+        batch_size,
+        choices.get("local", ""),
+        devices,
+        tuple(sorted(choices.items())),
+        tuple(sorted(options.items())),
+    )
+
+
+@pytest.fixture(scope="session")
+def federation():
+    return make_federation
+
+
+@pytest.fixture(scope="session")
+def fleet():
+    """The tiny fleet's builder: `fleet(sizes, seed, width, groups)`."""
+    return make_fleet
+
+
+@pytest.fixture(scope="session")
+def samples():
+    return make_samples
+
+
+@pytest.fixture(scope="session")
+def tiny_model():
+    """`line` (2 parameters), `lstm` (smooth), `dropout_lstm` (the paper's, but tiny)."""
+    return model_named
