@@ -133,9 +133,16 @@ def client_table(info: RoundInfo, fleet: Fleet, coalitions: pd.DataFrame) -> pd.
     for name, errors in metrics.naive_errors(fleet).items():
         table[f"{name}_mae_units"] = errors.mae_units
     table["dead"] = info.dead_n
-    clients = table["client"]
-    table["rounds_sampled"] = clients.map(by_client.size()).fillna(0).astype(int)
     alone = seen[seen["size"] == 1].groupby("client").size()
-    table["rounds_alone"] = clients.map(alone).fillna(0).astype(int)
-    table["last_coalition"] = clients.map(by_client["coalition"].last()).fillna("")
+    names = fleet.client_ids
+    table["rounds_sampled"] = _of_clients(by_client.size(), names, 0)
+    table["rounds_alone"] = _of_clients(alone, names, 0)
+    table["last_coalition"] = _of_clients(by_client["coalition"].last(), names, "")
     return table
+
+
+def _of_clients(found: pd.Series, names: tuple[str, ...], otherwise: Any) -> list[Any]:
+    """What was found by client, in the fleet's order. Not by `Series.map`, which makes floats
+    of a column of which nothing was found."""
+    by_name = found.to_dict()
+    return [by_name.get(name, otherwise) for name in names]

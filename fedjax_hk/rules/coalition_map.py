@@ -55,8 +55,12 @@ def coalition_map(
 
 
 def pair_limits(gram_ss: Array, mask_s: Array, kind: str, num_limits: int = 48) -> np.ndarray:
-    """`[num_limits]` quantiles of the pairs' dissimilarities, ascending."""
-    levels = jnp.linspace(0, 1, num_limits)
+    """`[num_limits]` quantiles of the pairs' dissimilarities, ascending.
+
+    They are dense among the closest pairs: one link pulls others in its wake, so that few
+    links may already join everybody.
+    """
+    levels = jnp.linspace(0, 1, num_limits) ** 3
     return np.asarray(_quantiles(gram_ss, mask_s, levels, kind=kind))
 
 
