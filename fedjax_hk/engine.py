@@ -212,7 +212,9 @@ def make_engine(
             return jax.vmap(lambda one: trainer.gradient(shared, one)[1])(samples)
 
         grads_nd = map_clients(block, fleet.train, params, mesh=mesh, chunk=chunk)
-        samples_n = jnp.sum(fleet.train.mask, axis=1)
+        # A client whose data is not finite is left out, as it is of the round.
+        finite_n = jnp.all(jnp.isfinite(grads_nd), axis=1)
+        samples_n = jnp.where(finite_n, jnp.sum(fleet.train.mask, axis=1), 0)
         has_n = samples_n > 0
         mean_d = hk.average(grads_nd, samples_n / jnp.sum(samples_n))
         apart_n = jnp.sum((grads_nd - mean_d[None, :]) ** 2, axis=1)
