@@ -196,7 +196,7 @@ def test_columns_by_name():
 
 
 def test_patterns_that_name_nothing():
-    with pytest.raises(ValueError, match="--opinion_leaves=head: matches no .*lstm_0/kernel"):
+    with pytest.raises(ValueError, match=r"--opinion_leaves=head: matches no .*lstm_0/kernel"):
         columns(LEAVES, "head")
     with pytest.raises(ValueError, match=r"--opinion_leaves=\(: not a regular .*dense/bias"):
         columns(LEAVES, "(")
