@@ -296,12 +296,12 @@ def _start(
     """Everyone where it is, nothing known yet.
 
     Inside `shard_map` a loop's initial value must vary over the mesh axes that its body
-    varies over; `origin` is a 0 that varies as all inputs together do.
+    varies over; `origin` is a 0 that varies as all inputs together do. (Asking the inputs for
+    their axes does not work: batching hides them.)
     """
     origin = jnp.zeros((), jnp.int32)
     for leaf in jax.tree.leaves((unit, mask, varying)):
-        if getattr(jax.typeof(leaf), "vma", None):
-            origin += jnp.where(jnp.isnan(leaf), 0, 0).sum(dtype=jnp.int32)
+        origin += jnp.where(jnp.isnan(leaf), 0, 0).sum(dtype=jnp.int32)
     zero = origin.astype(unit.inner_ss.dtype)
     influence_ss = jnp.diag(mask.astype(zero.dtype)) + zero
     trajectory = None
