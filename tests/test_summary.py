@@ -1,0 +1,190 @@
+"""What a run says in words."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fedjax_hk import data, metrics, summary
+from fedjax_hk.config import Config
+from fedjax_hk.types import Excluded
+
+
+@pytest.fixture(scope="module")
+def fleet():
+    return data.build_fleet(data.synthetic_fleet(6, 60))
+
+
+def row_of(**changes):
+    row = {
+        "round": 3, "sampled_clients": 5, "clients": 5, "num_coalitions": 1, "mae_units": 12.345,
+        "coalition_sizes": "5", "limit": 0.1, "dead_clients": 0, "left_out": "",
+        "apart_min": 1e-6, "apart_q25": 2e-6, "apart_median": 3e-6, "apart_q75": 4e-6,
+        "apart_max": 5e-6,
+    }  # fmt: skip
+    return row | changes
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({}, "MAE 12.35 L  1 coalition (5)"),
+        ({"coalition_sizes": "2 1 1 1"}, "MAE 12.35 L  4 coalitions (2, 1, 1, 1)"),
+        ({"coalition_sizes": "1 1 1 1 1"}, "MAE 12.35 L  5 coalitions (1, 1, 1, 1, ...)"),
+        ({"dead_clients": 2}, "MAE 12.35 L  1 coalition (5)  2 dead"),
+        ({"clients": 4, "left_out": "h1"}, "MAE 12.35 L  1 coalition (5)  left out: h1"),
+        ({"coalition_sizes": ""}, "MAE 12.35 L  no coalition"),
+    ],
+)
+def test_line_of_a_round(changes, line):
+    assert summary.round_line(row_of(**changes), "L") == line
+
+
+def test_fleet_in_words(fleet):
+    text = summary.describe_fleet(fleet)
+    assert fleet.source in text
+    assert "6 clients" in text
+    assert "left out" not in text
+    left = tuple(Excluded(f"m{i}", f"reason {i}") for i in range(5))
+    text = summary.describe_fleet(fleet._replace(excluded=left))
+    assert "5 left out (all in excluded.csv)" in text
+    assert "m2: reason 2" in text
+    assert "m3" not in text
+
+
+@pytest.mark.parametrize(
+    ("config", "row", "said", "not_said"),
+    [
+        (
+            Config(tau=0.9),
+            {},
+            ["in round 3", "all clients are one coalition", "1 - cos of the pairs: min 1e-06",
+             "median 3e-06", "neighbors are within 0.1", "--tau=0.5", "--opinion=update",
+             "--tau_mode=quantile --tau=0.95", "--serve=coalition"],
+            ["--tau_mode=absolute", "--epsilon"],
+        ),
+        (Config(), {"num_coalitions": 5}, ["every client is alone"], []),
+        (Config(), {"num_coalitions": 2}, ["all 2 coalitions weigh as many clients"], []),
+        (Config(opinion="update"), {}, ["--tau_mode=quantile"], ["--opinion"]),
+        (
+            Config(tau_mode="quantile", tau=0.0),
+            {},
+            ["--tau=0.5 --tau_mode=absolute"],
+            ["--tau_mode=quantile"],
+        ),
+        (
+            Config(agg="hk_euclidean", epsilon=2.0),
+            {},
+            ["distance of the pairs", "--epsilon=0.5", "--tau=0.95 without --epsilon"],
+            ["1 - cos"],
+        ),
+        (Config(agg="hk_band"), {}, ["--eps_lower=0.5 --eps_upper=1"], ["--tau"]),
+        (
+            Config(between="size"),
+            {},
+            ["--within=uniform --between=size weigh every client alike",
+             "Try: --opinion=update", "--within=uniform --between=equal"],
+            ["--tau_mode"],
+        ),
+        (
+            Config(agg="fixed_k_cosine", opinion="centered"),
+            {"limit": math.nan},
+            ["Try: --serve=coalition"],
+            ["neighbors are within", "nan"],
+        ),
+    ],
+)  # fmt: skip
+def test_why_nothing_changes_and_what_to_try(config, row, said, not_said):
+    text = summary.nothing_changed(row_of(**row), config, "0.5")
+    assert all(part in text for part in said), text
+    assert not any(part in text for part in not_said), text
+
+
+def test_no_threshold_is_named_where_none_is_known():
+    assert "threshold" not in summary.nothing_changed(row_of(), Config(), None)
+
+
+def test_what_a_threshold_means():
+    assert summary.threshold_meaning(Config()) == "cosine"
+    assert summary.threshold_meaning(Config(agg="hk_band")) == "cosine"
+    assert summary.threshold_meaning(Config(agg="hk_euclidean")) == "radius"
+    assert summary.threshold_meaning(Config(agg="hk_euclidean", euclid_tau="linear")) == "linear"
+    assert summary.threshold_meaning(Config(agg="hk_euclidean", epsilon=1.0)) == "distance"
+
+
+def rounds_table(**changes):
+    rounds = pd.DataFrame(
+        {
+            "num_coalitions": [1, 3], "changes_nothing": [True, False], "converged": [True, False],
+            "largest_weight": [0.2, 1 / 3], "agreement": [0.0, 0.5], "diverged_clients": [0, 0],
+        }
+    )  # fmt: skip
+    return rounds.assign(**changes)
+
+
+def clients_table(fleet, mae_units=30.0, **changes):
+    num = len(fleet.client_ids)
+    table = pd.DataFrame({"client": fleet.client_ids, "mae_units": np.full(num, mae_units)})
+    table = table.assign(rmse_units=40.0, accuracy=0.5, mse=0.1, dead=False)
+    table = table.assign(rounds_alone=0, rounds_sampled=2)
+    for name, errors in metrics.naive_errors(fleet).items():
+        table[f"{name}_mae_units"] = errors.mae_units
+    return table.assign(**changes)
+
+
+def test_summary_of_a_run(fleet):
+    text = summary.summarize(
+        Config(), fleet, rounds_table(), clients_table(fleet, rounds_alone=[0, 2, 0, 0, 1, 0])
+    )
+    assert "hk_cosine after 2 rounds, 6 clients" in text
+    assert "Coalitions a round: 1 to 3 (median 2); largest weight of one client 0.333" in text
+    assert "In 1 of 2 rounds the partition changed nothing" in text
+    assert "In 1 rounds opinions were still moving" in text
+    assert "chance): 0.25 on average" in text
+    assert "Most often alone in their rounds: h0001 (2 of 2), h0004 (1 of 2)." in text
+    for silent in ("dead", "not finite", "read zero", "nan"):
+        assert silent not in text
+
+
+def test_verdict_names_the_best_naive_forecast(fleet):
+    naive = {k: np.nanmean(e.mae_units) for k, e in metrics.naive_errors(fleet).items()}
+    best = min(naive, key=naive.get)
+    good = summary.summarize(Config(), fleet, rounds_table(), clients_table(fleet, 0.0))
+    assert f"The model beats the best naive forecast ({summary.NAIVE_NAMES[best]})" in good
+    assert f"{naive[best]:.3g} L less on average; it is better for 6 of 6 clients" in good
+    bad = summary.summarize(Config(), fleet, rounds_table(), clients_table(fleet, 1e4))
+    assert "The model does NOT beat" in bad
+    assert "better for 0 of 6" in bad
+
+
+def test_rules_without_coalitions_say_nothing_of_them(fleet):
+    for agg in ("fedavg", "local"):
+        text = summary.summarize(Config(agg=agg), fleet, rounds_table(), clients_table(fleet))
+        assert "Coalitions" not in text
+        assert "changed nothing" not in text
+
+
+def test_troubles_are_said(fleet):
+    mae = [np.inf, np.nan, 3.0, 3.0, 3.0, 3.0]
+    accuracy = [np.nan, np.nan, np.nan, 0.5, 0.5, 0.5]
+    dead = [False] * 4 + [True] * 2
+    text = summary.summarize(
+        Config(),
+        fleet,
+        rounds_table(diverged_clients=[1, 2]),
+        clients_table(fleet, mae, accuracy=accuracy, dead=dead),
+    )
+    assert "not finite, left out of the means: 2, such as h0000, h0001." in text
+    assert "read zero throughout their test span: 1, such as h0002." in text
+    assert "2 clients are forecast as zero throughout" in text
+    assert "left out 3 times" in text
+    assert "the federated model" in text
+    assert "nan" not in text.split("The model")[0]
+
+
+def test_fleet_without_unit_or_truth(fleet):
+    bare = fleet._replace(unit="", planted=None)
+    text = summary.summarize(Config(), bare, rounds_table(), clients_table(bare))
+    assert "MAE units" in text
+    assert "planted" not in text
