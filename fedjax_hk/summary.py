@@ -195,7 +195,9 @@ def _verdict(clients: pd.DataFrame, unit: str) -> str:
         return ""
     best = min(naive, key=lambda column: clients[column].mean())
     name = NAIVE_NAMES.get(best.removesuffix("_mae_units"), best)
-    difference = clients["mae_units"] - clients[best]
+    difference = (clients["mae_units"] - clients[best]).replace([np.inf, -np.inf], np.nan)
+    if difference.isna().all():
+        return "No client's forecasts are finite: the model cannot be compared."
     better, known = int((difference < 0).sum()), int(difference.notna().sum())
     word = "beats" if difference.mean() < 0 else "does NOT beat"
     return (

@@ -180,7 +180,14 @@ def test_troubles_are_said(fleet):
     assert "2 clients are forecast as zero throughout" in text
     assert "left out 3 times" in text
     assert "the federated model" in text
-    assert "nan" not in text.split("The model")[0]
+    assert "nan" not in text
+    assert "for 4 of 4 clients" in text
+
+
+def test_a_model_that_cannot_be_judged_at_all(fleet):
+    text = summary.summarize(Config(), fleet, rounds_table(), clients_table(fleet, np.inf))
+    assert "No client's forecasts are finite" in text
+    assert "inf L" not in text
 
 
 def test_fleet_without_unit_or_truth(fleet):
