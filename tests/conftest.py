@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedjax_hk import engine as engine_lib
 from fedjax_hk import local_training, models
@@ -84,16 +84,21 @@ class Federation(NamedTuple):
     round: object
 
     def start(self, seed=0):
-        return self.engine.init(self.model.init(jax.random.key(seed)))
+        return self.place(self.engine.init(self.model.init(jax.random.key(seed))))
+
+    def place(self, tree):
+        """Where a round leaves its results, so that the next one is the same program."""
+        return engine_lib.place(tree, self.engine.mesh)
 
     def run(self, fleet, *, rounds=1, seed=0, hparams=None, state=None, first=0):
         """Returns the last state, and the rounds' infos as NumPy."""
         state = self.start() if state is None else state
         hparams = HParams() if hparams is None else hparams
         hparams = jax.tree.map(np.float32, hparams)
+        state, fleet, key, hparams = self.place((state, fleet, jax.random.key(seed), hparams))
         infos = []
         for number in range(first, first + rounds):
-            state, info = self.round(state, fleet, np.int32(number), jax.random.key(seed), hparams)
+            state, info = self.round(state, fleet, self.place(np.int32(number)), key, hparams)
             infos.append(jax.tree.map(np.asarray, info))
         return state, infos
 
@@ -121,7 +126,11 @@ def _federation(
         **options,
     )
     # Tiny arrays: compiling is all that takes time, and level 0 halves it.
-    compiled = jax.jit(engine.round, compiler_options={"xla_backend_optimization_level": 0})
+    compiled = jax.jit(
+        engine.round,
+        out_shardings=NamedSharding(engine.mesh, PartitionSpec()),
+        compiler_options={"xla_backend_optimization_level": 0},
+    )
     return Federation(model, trainer, engine, compiled)
 
 

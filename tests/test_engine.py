@@ -144,6 +144,7 @@ def test_round_against_loops(federation, fleet):
     np.testing.assert_allclose(info.errors.mse, mse, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_raw_radius_measures_distances(federation, fleet):
     fed, few = federation("hk_euclidean", use_epsilon=True), fleet()
     _, (info,) = fed.run(few, hparams=HPARAMS._replace(epsilon=0.1))
@@ -158,6 +159,7 @@ def test_raw_radius_measures_distances(federation, fleet):
     np.testing.assert_allclose(info.limit, 0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("choice", ["min_coalition", "opinion_leaves"])
 def test_further_choices(choice, federation, fleet):
     options = {"min_coalition": 3} if choice == "min_coalition" else {"opinion_leaves": "slope"}

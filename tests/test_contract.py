@@ -1,0 +1,113 @@
+"""Every rule passes the same checks; a new row of RULES is tested by being there."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+
+from fedjax_hk.local_training import HParams
+from fedjax_hk.rules import RULES
+
+SIZES, COHORT = (5, 3, 8, 1, 4, 0), 6
+HPARAMS = HParams(learning_rate=0.01)
+
+
+def federation_of(federation, agg, model="line", **options):
+    return federation(agg, num_clients=len(SIZES), cohort=COHORT, model=model, **options)
+
+
+def shapes(tree):
+    return jax.tree.map(lambda x: (x.shape, x.dtype), tree)
+
+
+@pytest.mark.parametrize("model", ["line", pytest.param("dropout_lstm", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("agg", RULES)
+def test_two_rounds(agg, model, federation, fleet):
+    """Structure, shapes, dtypes; one trace; finite; on the simplex; padding; seeds."""
+    fed = federation_of(federation, agg, model)
+    start, few = fed.start(), fleet(SIZES)
+    before = fed.round._cache_size()
+    state, infos = fed.run(few, rounds=2, hparams=HPARAMS)
+    assert fed.round._cache_size() - before <= 1  # none if another test ran this program
+    assert shapes(state) == shapes(jax.tree.map(jax.numpy.asarray, start))
+    assert shapes(infos[0]) == shapes(infos[1])
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(state))
+    for info in infos:
+        assert info.labels_s.dtype == np.int32 and info.cohort_s.dtype == np.int32
+        assert np.isfinite(info.errors.mse).all() and np.isfinite(info.loss_s).all()
+        present = info.present_s
+        np.testing.assert_array_equal(present, np.array(SIZES)[info.cohort_s] > 0)
+        np.testing.assert_array_equal(info.labels_s >= 0, present)
+        assert (info.weights_s >= 0).all() and not info.weights_s[~present].any()
+        assert abs(info.weights_s.sum() - 1) < 1e-5
+    again, _ = fed.run(few, rounds=2, hparams=HPARAMS)
+    jax.tree.map(np.testing.assert_array_equal, again, state)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("agg", RULES)
+def test_padding_has_no_influence(agg, federation, fleet):
+    fed = federation_of(federation, agg)
+    state, infos = fed.run(fleet(SIZES), hparams=HPARAMS)
+    wide, wide_infos = fed.run(fleet(SIZES, width=11), hparams=HPARAMS)
+    jax.tree.map(np.testing.assert_array_equal, wide, state)
+    np.testing.assert_array_equal(wide_infos[0].labels_s, infos[0].labels_s)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("agg", RULES)
+def test_vmap_over_two_learning_rates(agg, federation, fleet):
+    fed, few = federation_of(federation, agg), fleet(SIZES)
+    rates = np.array([0.001, 0.05], np.float32)
+    hparams = jax.tree.map(np.float32, HPARAMS)._replace(learning_rate=rates)
+    axes = HParams(*([None] * len(HParams._fields)))._replace(learning_rate=0)
+    batched = jax.jit(
+        jax.vmap(fed.engine.round, in_axes=(None, None, None, None, axes)),
+        compiler_options={"xla_backend_optimization_level": 0},
+    )
+    states, infos = batched(fed.start(), few, np.int32(0), jax.random.key(0), hparams)
+    for cell, rate in enumerate(rates):
+        state, (info,) = fed.run(few, hparams=HPARAMS._replace(learning_rate=rate))
+        np.testing.assert_allclose(states.params[cell], state.params, rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(infos.labels_s[cell], info.labels_s)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("agg", RULES)
+def test_jit_equals_running_operation_by_operation(agg, federation, fleet):
+    # Few and short: a round takes half a minute this way.
+    fed = federation(agg, num_clients=3, epochs=1)
+    few = fleet((5, 3, 0))
+    expected, (info,) = fed.run(few, hparams=HPARAMS)
+    hparams = jax.tree.map(np.float32, HPARAMS)
+    with jax.disable_jit():
+        state, plain = fed.engine.round(
+            fed.start(),
+            jax.tree.map(jax.numpy.asarray, few),
+            np.int32(0),
+            jax.random.key(0),
+            hparams,
+        )
+    np.testing.assert_array_equal(plain.labels_s, info.labels_s)
+    for found, wanted in zip(jax.tree.leaves(state), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("agg", RULES)
+def test_client_order_does_not_matter(agg, federation, fleet):
+    """With everyone taking part and whole batches, so that no order is drawn by position."""
+    if RULES[agg].partition.startswith("fixed_k"):
+        pytest.skip("its first centers are drawn by position")
+    fed = federation(agg, num_clients=len(SIZES), batch_size=8)
+    few, order = fleet(SIZES), np.array([3, 0, 5, 1, 4, 2])
+    turned = jax.tree.map(lambda x: x[order], few)
+    first, (info,) = fed.run(few, hparams=HPARAMS)
+    second, (other,) = fed.run(turned, hparams=HPARAMS)
+    np.testing.assert_allclose(second.params, first.params, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(other.weights_s, info.weights_s[order], rtol=1e-5)
+    together = info.labels_s[:, None] == info.labels_s[None, :]
+    np.testing.assert_array_equal(
+        other.labels_s[:, None] == other.labels_s[None, :], together[np.ix_(order, order)]
+    )
