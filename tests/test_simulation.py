@@ -87,7 +87,8 @@ class Ran:
             )
 
     def csv(self, name, **options):
-        return pd.read_csv(self.path / f"{name}.csv", **options)
+        path = self.path / f"{name}.csv"
+        return pd.read_csv(path, float_precision="round_trip", **options)  # exact in pandas 2 too
 
     @property
     def said(self):
@@ -304,7 +305,10 @@ def test_a_signal_in_the_last_round_does_not_stop_a_run_that_is_done(ran, tmp_pa
     "changes",
     [
         {"serve": "coalition", "client_opt_reset": False, "gradient_dissimilarity": True},
-        {"agg": "fixed_k_cosine", "tau": None, "server_opt": "adam", "num_coalitions": 2},
+        pytest.param(
+            {"agg": "fixed_k_cosine", "tau": None, "server_opt": "adam", "num_coalitions": 2},
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["clients' models and Adam", "centers and server Adam"],
 )
@@ -453,9 +457,9 @@ MEANINGS = {
 
 
 @pytest.mark.parametrize("meaning", MEANINGS)
-@pytest.mark.parametrize("spread", [0.3, 1e-3])  # the last has 1 - cos around 1e-6
+@pytest.mark.parametrize("spread", [pytest.param(0.3, marks=pytest.mark.slow), 1e-3])
 def test_the_threshold_that_is_named_splits(meaning, spread):
-    rng = np.random.default_rng(3)
+    rng = np.random.default_rng(3)  # at a spread of 1e-3, 1 - cos is around 1e-6
     groups_sd = rng.standard_normal((3, 100))[[0] * 9 + [1] * 7 + [2] * 4]
     opinions_sd = 1 + spread * (groups_sd + 0.3 * rng.standard_normal((20, 100)))
     opinions_sd = opinions_sd.astype(np.float32)
