@@ -49,7 +49,9 @@ def test_flags_that_documents_name_exist():
             assert name in known or name.removeprefix("no") in known, name
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "experiments/presets").glob("*.flags")), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "experiments/presets").glob("*.flags")), ids=lambda path: path.name
+)
 def test_presets_are_accepted(path):
     from fedjax_hk import config
     from fedjax_hk.main import parse
