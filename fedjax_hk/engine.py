@@ -6,7 +6,8 @@ A round is one compiled program. Everything it makes stays on the device; the ca
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -30,11 +31,19 @@ SELECT, TRAIN, PARTITION, INIT = range(4)  # purposes of random numbers
 
 
 class FleetArrays(NamedTuple):
-    """What a round reads: `train` and `test` windows, and `available_n` `[N]` bool."""
+    """What a round reads.
+
+    Attributes:
+      train, test: windows of all clients.
+      available_n: `[N]` bool, False for a client that does not answer.
+      ids_n: `[N]` uint32, what a client's random numbers are derived from, so that they do
+        not depend on its place in the fleet; see `stable_ids`.
+    """
 
     train: Samples
     test: Samples
     available_n: Array
+    ids_n: Array
 
 
 class ServerState(NamedTuple):
@@ -116,10 +125,20 @@ class Engine(NamedTuple):
     mesh: Mesh
 
 
-def client_key(run_key: Array, purpose: int, round_number: Array, client: Array) -> Array:
+def client_key(run_key: Array, purpose: int, round_number: Array, client_id: Array) -> Array:
     """Same (run, purpose, round, client): same numbers, whatever the order."""
     key = jax.random.fold_in(jax.random.fold_in(run_key, purpose), round_number)
-    return jax.random.fold_in(key, client)
+    return jax.random.fold_in(key, client_id)
+
+
+def client_keys(run_key: Array, purpose: int, round_number: Array, ids_n: Array) -> Array:
+    """`[N]` keys, `client_key` of each client."""
+    return jax.vmap(lambda one: client_key(run_key, purpose, round_number, one))(ids_n)
+
+
+def stable_ids(client_ids: Sequence[str]) -> np.ndarray:
+    """`[N]` uint32 from the clients' names alone (CRC-32)."""
+    return np.array([zlib.crc32(name.encode()) for name in client_ids], np.uint32)
 
 
 def make_engine(
@@ -187,7 +206,7 @@ def make_engine(
         return map_clients(block, batched, state.params, mesh=mesh, chunk=chunk)
 
     def train_cohort(state, fleet, cohort_s, start_sd, round_number, run_key, hparams):
-        keys_s = jax.vmap(lambda c: client_key(run_key, TRAIN, round_number, c))(cohort_s)
+        keys_s = client_keys(run_key, TRAIN, round_number, fleet.ids_n[cohort_s])
         kept_s = _rows(state.opt_n, cohort_s)
 
         def block(batched, shared):
@@ -222,7 +241,7 @@ def make_engine(
         return total, jnp.linalg.norm(mean_d)
 
     def one_round(state, fleet, round_number, run_key, hparams):
-        cohort_s = sample_cohort(run_key, round_number, num_clients, clients_per_round)
+        cohort_s = sample_cohort(run_key, round_number, fleet.ids_n, clients_per_round)
         start_sd = (
             state.starts_nd[cohort_s] if personal else _repeat(state.params, clients_per_round)
         )
@@ -234,9 +253,9 @@ def make_engine(
 
         opinions_sd = OPINIONS[rule.opinion](params_sd, start_sd, present_s)[:, compared]
         gram_ss = hk.gram_matrix(opinions_sd, mask=present_s)
-        key = client_key(run_key, PARTITION, round_number, 0)
+        keys_s = client_keys(run_key, PARTITION, round_number, fleet.ids_n[cohort_s])
         found, partition_state = partition.apply(
-            state.partition, opinions_sd, gram_ss, present_s, key, hparams
+            state.partition, opinions_sd, gram_ss, present_s, keys_s, hparams
         )
         labels_s = found.labels_s
         weights_s, members_s = client_weights(
@@ -310,13 +329,14 @@ def default_chunk() -> int:
     return 5 if jax.default_backend() == "cpu" else 1024
 
 
-def sample_cohort(run_key: Array, round_number: Array, num_clients: int, size: int) -> Array:
+def sample_cohort(run_key: Array, round_number: Array, ids_n: Array, size: int) -> Array:
     """`[S]` distinct positions, uniform, ascending (FedHK paper, section 5.1).
 
-    It depends on the seed and the round alone: who dropped out before changes nothing.
+    Those with the smallest of the clients' own draws: it depends on the seed, the round and
+    who the clients are, not on their order nor on who dropped out before.
     """
-    key = client_key(run_key, SELECT, round_number, 0)
-    return jnp.sort(jax.random.permutation(key, num_clients)[:size])
+    draws_n = jax.vmap(jax.random.bits)(client_keys(run_key, SELECT, round_number, ids_n))
+    return jnp.sort(jnp.argsort(draws_n)[:size])
 
 
 def map_clients(

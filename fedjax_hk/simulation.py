@@ -150,7 +150,9 @@ def prepare(config: Config, fleet: Fleet, model: models.Model | None = None) -> 
         mesh=mesh,
     )
     available_n = np.ones(len(fleet.client_ids), bool)
-    arrays = engine_lib.place(engine_lib.FleetArrays(fleet.train, fleet.test, available_n), mesh)
+    ids_n = engine_lib.stable_ids(fleet.client_ids)
+    arrays = engine_lib.FleetArrays(fleet.train, fleet.test, available_n, ids_n)
+    arrays = engine_lib.place(arrays, mesh)
     hparams = engine_lib.place(hparams_of(config), mesh)
     run_key, state = _start(engine, model, config.seed, probe)
     jax.numpy.int32(0)  # the scalar that stands for the round's number has a program too

@@ -72,6 +72,7 @@ def make_fleet(sizes=SIZES, seed=0, width=None, groups=3) -> engine_lib.FleetArr
         make_samples(sizes, seed, width, groups),
         make_samples((3,) * len(sizes), seed + 1000, None, groups),
         np.ones(len(sizes), bool),
+        np.arange(len(sizes), dtype=np.uint32),
     )
 
 

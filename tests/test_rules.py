@@ -236,10 +236,10 @@ def test_pair_quantiles_of_one_client():
 def _compiled(name, settings):
     partition = PARTITIONS[name](Settings(**dict(settings)))
 
-    def apply(opinions, mask, key, state, hparams):
+    def apply(opinions, mask, keys, state, hparams):
         gram = hk.gram_matrix(opinions, mask=mask)
         state = partition.init(opinions) if state is None else state
-        return partition.apply(state, opinions, gram, mask, key, hparams)
+        return partition.apply(state, opinions, gram, mask, keys, hparams)
 
     return jax.jit(apply, compiler_options={"xla_backend_optimization_level": 0})
 
@@ -250,7 +250,8 @@ def apply(name, opinions, *, mask=None, key=0, state=None, hparams=None, **setti
     mask = np.ones(len(opinions), bool) if mask is None else np.asarray(mask)
     hparams = jax.tree.map(np.float32, hparams or HParams())
     compiled = _compiled(name, tuple(sorted(settings.items())))
-    return compiled(opinions, mask, jax.random.key(key), state, hparams)
+    keys = jax.random.split(jax.random.key(key), len(opinions))
+    return compiled(opinions, mask, keys, state, hparams)
 
 
 def blobs(seed=0, scale=0.1, dim=5, sizes=(4, 3, 2)):

@@ -129,10 +129,18 @@ def average(tree: PyTree, weights_s: Array) -> PyTree:
         if leaf.size == 0:
             return jnp.zeros(leaf.shape[1:], leaf.dtype)
         dtype = _at_least_float32(leaf.dtype)
-        weights = weights_s.astype(dtype).reshape((-1,) + (1,) * (leaf.ndim - 1))
-        # Multiply and sum, which fuse, where a matrix product would need the zeroed copy.
-        rows = jnp.where(weights != 0, leaf.astype(dtype), 0.0)
-        return jnp.sum(weights * rows, axis=0).astype(leaf.dtype)
+        weights = weights_s.astype(dtype)
+
+        # One client at a time: XLA's CPU back end (jax 0.10.2) copies the whole leaf both for
+        # a matrix product and for a masked sum over the client axis.
+        def add(total, client):
+            weight, row = client
+            return total + jnp.where(weight != 0, weight * row.astype(dtype), 0.0), None
+
+        # Zeros that vary over the mesh axes of both, as a loop inside shard_map wants them.
+        start = jnp.where(jnp.isnan(leaf[0]), 0.0, 0.0).astype(dtype)
+        start += jnp.where(jnp.isnan(weights[0]), 0.0, 0.0).astype(dtype)
+        return lax.scan(add, start, (weights, leaf))[0].astype(leaf.dtype)
 
     return jax.tree.map(of_leaf, tree)
 

@@ -45,7 +45,8 @@ class Partition(NamedTuple):
     Attributes:
       kind: the dissimilarity that is compared, `cosine` (1 - cos) or `ball` (distance).
       init: `opinions_sd -> state`.
-      apply: `(state, opinions_sd, gram_ss, mask_s, key, hparams) -> (info, state)`.
+      apply: `(state, opinions_sd, gram_ss, mask_s, keys_s, hparams) -> (info, state)`;
+        keys_s are the clients' own.
       groups: False where nothing is grouped: one coalition, or everybody alone.
     """
 
@@ -64,7 +65,7 @@ def _settled(labels_s: Array) -> PartitionInfo:
 
 
 def _none(settings: Settings) -> Partition:
-    def apply(state, opinions_sd, gram_ss, mask_s, key, hparams):
+    def apply(state, opinions_sd, gram_ss, mask_s, keys_s, hparams):
         first = jnp.argmax(mask_s).astype(jnp.int32)
         return _settled(jnp.where(mask_s, first, -1)), state
 
@@ -72,7 +73,7 @@ def _none(settings: Settings) -> Partition:
 
 
 def _singletons(settings: Settings) -> Partition:
-    def apply(state, opinions_sd, gram_ss, mask_s, key, hparams):
+    def apply(state, opinions_sd, gram_ss, mask_s, keys_s, hparams):
         ids_s = jnp.arange(mask_s.shape[0], dtype=jnp.int32)
         return _settled(jnp.where(mask_s, ids_s, -1)), state
 
@@ -83,7 +84,7 @@ def _hk(neighborhood: Callable[..., hk.Neighborhood]):
     """The Hegselmann-Krause interaction with one of the paper's neighborhoods."""
 
     def make(settings: Settings) -> Partition:
-        def apply(state, opinions_sd, gram_ss, mask_s, key, hparams):
+        def apply(state, opinions_sd, gram_ss, mask_s, keys_s, hparams):
             near = neighborhood(settings, hparams, gram_ss, mask_s)
             result = hk.interact_from_gram(
                 gram_ss, near, mask=mask_s, max_steps=MAX_STEPS, state_norm=settings.state_norm
@@ -174,8 +175,8 @@ def _fixed_k(kind: str):
             apart = hk.dissimilarity(hk.gram_matrix(stacked, mask=mask), kind)
             return jnp.where(mask_s[:, None], apart[: mask_s.shape[0], mask_s.shape[0] :], jnp.inf)
 
-        def apply(state, opinions_sd, gram_ss, mask_s, key, hparams):
-            rank_s = jnp.where(mask_s, jax.random.uniform(key, mask_s.shape), jnp.inf)
+        def apply(state, opinions_sd, gram_ss, mask_s, keys_s, hparams):
+            rank_s = jnp.where(mask_s, jax.vmap(jax.random.uniform)(keys_s), jnp.inf)
             # Fewer clients than centers: the first one stands in for those that are missing.
             few_k = jnp.arange(num_k) < jnp.sum(mask_s)
             random_k = jnp.argsort(rank_s)[jnp.where(few_k, jnp.arange(num_k), 0)]
