@@ -122,6 +122,8 @@ def test_a_bar_on_a_terminal(width):
 LOOP = """
     import signal, sys, time
     from fedjax_hk.terminal import StopRequest
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.getsignal(number) for number in numbers]
     with StopRequest() as stop:
         for round_number in range(100):
             print("in round", flush=True)
@@ -132,8 +134,7 @@ LOOP = """
             if stop.requested:
                 break
     print(stop.requested, flush=True)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert [signal.getsignal(number) for number in numbers] == before
     sys.exit(stop.exit_code)
 """
 
