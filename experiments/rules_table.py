@@ -14,7 +14,7 @@ import os
 import sys
 import time
 
-from absl import app, flags
+from absl import app, flags, logging
 
 from fedjax_hk.config import Config
 
@@ -55,6 +55,7 @@ ROWS: dict[str, dict] = {
 
 def main(argv):
     del argv
+    logging.set_verbosity(logging.WARNING)  # or jax lists the accelerators it did not find
     import jax
 
     jax.config.update("jax_num_cpu_devices", len(os.sched_getaffinity(0)))
