@@ -43,9 +43,12 @@ ROWS: dict[str, dict] = {
     "hk_cosine --opinion=update --tau=0.5": {**UPDATE, "tau": 0.5},
     "hk_cosine --opinion=centered --tau=0.5": {**UPDATE, "opinion": "centered", "tau": 0.5},
     "hk_cosine --tau_mode=quantile --tau=0.95": QUANTILE,
-    "  the same, --opinion=update": {**QUANTILE, "opinion": "update"},
-    "  the same, --opinion=centered": {**QUANTILE, "opinion": "centered"},
-    "  the same, --opinion=update --serve=coalition": {
+    "hk_cosine --tau_mode=quantile --tau=0.95 --opinion=update": {**QUANTILE, "opinion": "update"},
+    "hk_cosine --tau_mode=quantile --tau=0.95 --opinion=centered": {
+        **QUANTILE,
+        "opinion": "centered",
+    },
+    "hk_cosine --tau_mode=quantile --tau=0.95 --opinion=update --serve=coalition": {
         **QUANTILE,
         "opinion": "update",
         "serve": "coalition",
@@ -138,7 +141,7 @@ def print_table(naive, rows, unit):
         many = of["coalitions"]
         idle = f"{int(of['idle_rounds'].sum())} of {many.size}"
         cells = [
-            f"`{name.strip()}`" if not name.startswith(" ") else name.strip(),
+            f"`{name}`",
             f"{of['mae'].mean():.2f} ± {of['mae'].std():.2f}",
             f"{of['worst_tenth'].mean():.1f}",
             f"{of['mse'].mean():.5f}",
