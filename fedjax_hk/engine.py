@@ -21,9 +21,9 @@ from fedjax_hk.local_training import HParams, Trainer
 from fedjax_hk.models import Model
 from fedjax_hk.rules import Rule
 from fedjax_hk.rules.opinions import OPINIONS, columns
-from fedjax_hk.rules.partitions import PARTITIONS, Settings, pair_quantiles
+from fedjax_hk.rules.partitions import PARTITIONS, Settings, pair_dissimilarity, pair_quantiles
 from fedjax_hk.rules.server import SERVER_STEPS
-from fedjax_hk.rules.weighting import client_weights
+from fedjax_hk.rules.weighting import client_weights, equals_plain_mean
 from fedjax_hk.types import Array, Params, Samples
 
 AFFINITY_LEVELS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -291,11 +291,7 @@ def make_engine(
 
         forecast_nw = judge(state, fleet, hparams)
         heterogeneity = gradients(state.params, fleet)
-        apart_ss = hk.dissimilarity(gram_ss, partition.kind)
-        if partition.kind == "ball":
-            apart_ss = jnp.sqrt(apart_ss)
-        num_present = jnp.maximum(jnp.sum(present_s), 1)
-        uniform_s = jnp.where(present_s, 1 / num_present, 0)
+        apart_ss = pair_dissimilarity(gram_ss, partition.kind)
         info = RoundInfo(
             cohort_s=cohort_s,
             present_s=present_s,
@@ -311,7 +307,7 @@ def make_engine(
             limit=found.limit,
             affinity_q=pair_quantiles(apart_ss, present_s, jnp.array(AFFINITY_LEVELS)),
             gram_ss=gram_ss,
-            changes_nothing=jnp.max(jnp.abs(weights_s - uniform_s)) * num_present < 1e-5,
+            changes_nothing=equals_plain_mean(weights_s, present_s),
             dispersion=_dispersion(params_sd, samples_s, present_s),
             dissimilarity=_within_dissimilarity(params_sd, centers_sd, present_s, partition.kind),
             gradient_dissimilarity=heterogeneity[0],

@@ -188,3 +188,18 @@ def samples():
 def tiny_model():
     """`line` (2 parameters), `lstm` (smooth), `dropout_lstm` (the paper's, but tiny)."""
     return model_named
+
+
+@pytest.fixture
+def strict():
+    """No silent promotion of dtypes or ranks."""
+    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def compile_quickly():
+    """Many small programs: compiling them with all optimizations takes most of the time."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)

@@ -20,19 +20,7 @@ from hypothesis import strategies as st
 
 from fedjax_hk import hk
 
-
-@pytest.fixture(autouse=True)
-def strict():
-    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
-        yield
-
-
-@pytest.fixture(autouse=True, scope="module")
-def compile_quickly():
-    """Many small programs: compiling them with all optimizations takes most of the time."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+pytestmark = pytest.mark.usefixtures("strict", "compile_quickly")
 
 
 _interact = jax.jit(hk.interact, static_argnames=("state_norm", "trajectory_steps"))

@@ -21,18 +21,7 @@ from fedjax_hk.hk import dynamics
 FOLDER = pathlib.Path(hk.__file__).parent
 
 
-@pytest.fixture(autouse=True)
-def strict():
-    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
-        yield
-
-
-@pytest.fixture(autouse=True, scope="module")
-def compile_quickly():
-    """Many small programs: compiling them with all optimizations takes most of the time."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+pytestmark = pytest.mark.usefixtures("strict", "compile_quickly")
 
 
 def cohort(seed=0, num_clients=9, dim=6):

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_hk import hk
-from fedjax_hk.rules.partitions import MAX_STEPS, pair_quantiles
+from fedjax_hk.rules.partitions import MAX_STEPS, pair_dissimilarity, pair_quantiles
+from fedjax_hk.rules.weighting import equals_plain_mean
 from fedjax_hk.types import Array
 
 # A threshold's meaning, to the limit of the dissimilarity; sqrt(x) ** 2 where rules do so.
@@ -101,14 +102,9 @@ def _short(limit: float, meaning: str) -> str:
     return f"{1 - below_one:.{max(3, 3 - math.floor(math.log10(below_one)))}f}"
 
 
-def _dissimilarity(gram_ss, kind):
-    apart_ss = hk.dissimilarity(gram_ss, kind)
-    return jnp.sqrt(apart_ss) if kind == "ball" else apart_ss
-
-
 @functools.partial(jax.jit, static_argnames="kind")
 def _quantiles(gram_ss, mask_s, levels, *, kind):
-    return pair_quantiles(_dissimilarity(gram_ss, kind), mask_s, levels)
+    return pair_quantiles(pair_dissimilarity(gram_ss, kind), mask_s, levels)
 
 
 @functools.partial(jax.jit, static_argnames=("kind", "state_norm"))
@@ -117,9 +113,7 @@ def _map(gram_ss, mask_s, limits_t, *, kind, state_norm):
         found = hk.interact_from_gram(
             gram_ss, near, mask=mask_s, max_steps=MAX_STEPS, state_norm=state_norm
         )
-        size = jnp.maximum(jnp.sum(mask_s), 1)
-        uniform_s = jnp.where(mask_s, 1 / size, 0)
-        changes = jnp.max(jnp.abs(found.weights_s - uniform_s)) * size > 1e-5
+        changes = ~equals_plain_mean(found.weights_s, mask_s)
         return found.num_coalitions, jnp.max(found.sizes_s), changes
 
     return jax.vmap(one)(hk.Neighborhood(kind, limits_t, jnp.zeros_like(limits_t)))

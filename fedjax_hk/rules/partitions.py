@@ -211,6 +211,12 @@ def _smallest_member(group_s: Array) -> Array:
     return jnp.where(group_s >= 0, jnp.argmax(same_ss, axis=1).astype(jnp.int32), -1)
 
 
+def pair_dissimilarity(gram_ss: Array, kind: str) -> Array:
+    """`[S, S]` float32 as thresholds have it: 1 - cos (`cosine`), or distances (`ball`)."""
+    apart_ss = hk.dissimilarity(gram_ss, kind)
+    return jnp.sqrt(apart_ss) if kind == "ball" else apart_ss
+
+
 def pair_quantiles(apart_ss: Array, mask_s: Array, levels: Array) -> Array:
     """Quantiles over the pairs of clients that take part, linear between ranks.
 

@@ -46,3 +46,10 @@ def client_weights(
     weights_s = jnp.where(counted_s, coalition_s * members_s, 0)
     total = jnp.sum(weights_s)
     return weights_s / jnp.where(total > 0, total, 1), members_s
+
+
+def equals_plain_mean(weights_s: Array, mask_s: Array) -> Array:
+    """`[]` bool, whether all clients that take part weigh the same, to 1e-5 relative."""
+    num_present = jnp.maximum(jnp.sum(mask_s), 1)
+    uniform_s = jnp.where(mask_s, 1 / num_present, 0)
+    return jnp.max(jnp.abs(weights_s - uniform_s)) * num_present <= 1e-5
