@@ -45,7 +45,7 @@ def in_float64(function: Callable) -> Callable:
 
     @custom_vmap
     def call(*args):
-        with _float64_scope():
+        with jax.enable_x64(True):
             return function(*args)
 
     @call.def_vmap
@@ -56,11 +56,3 @@ def in_float64(function: Callable) -> Callable:
         return out, jax.tree.map(lambda _: True, out)
 
     return call
-
-
-def _float64_scope():
-    if hasattr(jax, "enable_x64"):
-        return jax.enable_x64(True)
-    from jax.experimental import enable_x64  # before jax 0.8
-
-    return enable_x64(True)
