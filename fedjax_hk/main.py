@@ -9,7 +9,7 @@ import hashlib
 import os
 import pathlib
 import shlex
-import shutil
+import signal
 import sys
 import textwrap
 from typing import Any
@@ -314,28 +314,36 @@ def _train(config: Config, fleet, folder, resume: bool) -> int:
     from fedjax_hk import simulation, summary
     from fedjax_hk.checkpoint import CheckpointError
     from fedjax_hk.run_folder import RunFolderError
+    from fedjax_hk.terminal import StopRequest
 
     print(summary.describe_fleet(fleet), flush=True)
     print(f"Run folder: {folder.path}", flush=True)
-    try:
-        prepared = simulation.prepare(config, fleet)
-    except ValueError as error:
-        if not resume:
-            shutil.rmtree(folder.path)  # nothing has run in it
-        return _refuse(error)
+    with StopRequest(then="the round is compiled first") as stop:
+        try:
+            prepared = simulation.prepare(config, fleet)
+        except ValueError as error:
+            if not resume:
+                folder.discard()
+            return _refuse(error)
+    if stop.requested:
+        return _say_stopped(stop.requested, "while the round was compiled", folder)
     print(simulation.describe_devices(prepared), flush=True)
     try:
         outcome = simulation.run(prepared, folder, resume=resume)
     except (CheckpointError, RunFolderError) as error:  # the folder's files were altered
         return _refuse(error)
     if outcome.stopped:
-        print(
-            f"Stopped by {outcome.stopped} after round {len(outcome.rounds)}; go on with\n"
-            f"  python -m fedjax_hk.main --resume={shlex.quote(str(folder.path))}"
-        )
-        return 130 if outcome.stopped == "SIGINT" else 143
+        return _say_stopped(outcome.stopped, f"after round {len(outcome.rounds)}", folder)
     print(f"\n{outcome.text}\n\nTables: {folder.path}")
     return 0
+
+
+def _say_stopped(name: str, when: str, folder) -> int:
+    print(
+        f"Stopped by {name} {when}; go on with\n"
+        f"  python -m fedjax_hk.main --resume={shlex.quote(str(folder.path))}"
+    )
+    return 128 + signal.Signals[name]
 
 
 if __name__ == "__main__":

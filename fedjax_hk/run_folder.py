@@ -24,6 +24,7 @@ import os
 import pathlib
 import platform
 import re
+import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -69,11 +70,12 @@ def create(
     try:
         if path:
             folder = pathlib.Path(path)
+            made = not folder.exists()
             folder.mkdir(parents=True, exist_ok=True)
             if found := sorted(entry.name for entry in folder.iterdir()):
                 raise _not_empty(folder, found)
         else:
-            folder = _make_unique(pathlib.Path(base), name)
+            folder, made = _make_unique(pathlib.Path(base), name), True
         # Exclusive, so that of two runs given the same empty folder only one gets it.
         lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
     except FileExistsError as error:
@@ -88,7 +90,7 @@ def create(
             f"flag --output: cannot write {path or base} ({error.strerror}); "
             "give --output a folder that you may write"
         ) from error
-    return RunFolder(folder, _hold(lock, folder, "--output"))
+    return RunFolder(folder, _hold(lock, folder, "--output"), made)
 
 
 def open_existing(path: str | os.PathLike, lock: bool = True) -> RunFolder:
@@ -132,9 +134,10 @@ class RunFolder:
       path: the folder.
     """
 
-    def __init__(self, path: pathlib.Path, lock: int | None):
+    def __init__(self, path: pathlib.Path, lock: int | None, made: bool = False):
         self.path = path
         self._lock = lock
+        self._made = made
         self._columns: dict[str, list[str]] = {}
 
     def __enter__(self) -> RunFolder:
@@ -148,6 +151,13 @@ class RunFolder:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+    def discard(self) -> None:
+        """Removes what a run that could not start left; the folder too unless it was given."""
+        for entry in self.path.iterdir():
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+        if self._made:
+            self.path.rmdir()
 
     def write_text(self, name: str, text: str) -> None:
         """Replaces a file by `text`, all or nothing."""

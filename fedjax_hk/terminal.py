@@ -82,12 +82,16 @@ class StopRequest:
     before come back at the end. Outside the main thread, where Python takes no signals,
     it does nothing.
 
+    Args:
+      then: what happens before the end, for the message.
+
     Attributes:
       requested: name of the first signal, such as "SIGTERM"; "" if none came.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, then: str = "this round ends and is saved") -> None:
         self.requested = ""
+        self._then = then
         self._interrupts = 0
         self._before: dict[int, Any] = {}
 
@@ -118,7 +122,7 @@ class StopRequest:
             self.requested = signal.Signals(number).name
             again = "; Ctrl-C again stops at once" if number == signal.SIGINT else ""
             # os.write: print may not be entered again while it is interrupted by a signal.
-            os.write(2, f"\n{self.requested}: this round ends and is saved{again}\n".encode())
+            os.write(2, f"\n{self.requested}: {self._then}{again}\n".encode())
 
 
 def format_seconds(seconds: float) -> str:

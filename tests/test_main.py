@@ -123,6 +123,25 @@ def test_settings_that_do_not_fit_the_model_leave_no_folder(refused):
     assert "lstm_0/kernel" in said
 
 
+def test_a_folder_that_was_given_stays(refused, tmp_path):
+    (tmp_path / "run").mkdir()
+    refused(*TINY, ONE_DEVICE, "--opinion_leaves=conv", "--output=run")
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+def test_a_signal_while_compiling(monkeypatch, capfd, tmp_path):
+    from fedjax_hk import simulation
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(simulation, "prepare", lambda *given: os.kill(os.getpid(), signal.SIGTERM))
+    assert main_lib.main(["main", *TINY, ONE_DEVICE, "--output=run"]) == 143
+    out, err = capfd.readouterr()
+    assert "SIGTERM: the round is compiled first" in err
+    assert "Stopped by SIGTERM while the round was compiled; go on with" in out
+    assert "--resume=run" in out
+    assert (tmp_path / "run" / "config.json").exists()
+
+
 def test_boolean_flags_in_all_spellings():
     assert parse().client_opt_reset
     for flag in ("--noclient_opt_reset", "--client_opt_reset=False", "--client_opt_reset=false"):
