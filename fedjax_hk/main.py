@@ -185,6 +185,7 @@ def _start(config: Config) -> int:
     from fedjax_hk.data import DataError
 
     try:
+        _check_installed(config)
         fleet = load_fleet(config)
         config_lib.check_fleet(config, len(fleet.client_ids))
         config = _use_devices(config)
@@ -205,6 +206,17 @@ def _start(config: Config) -> int:
             }
         )
         return _train(config, fleet, folder, resume=False)
+
+
+def _check_installed(config: Config) -> None:
+    """Errors: ConfigError if a setting needs a package that is not there."""
+    from fedjax_hk.integrations import tensorboard
+
+    if config.tensorboard:
+        try:
+            tensorboard.check_installed()
+        except ImportError as error:
+            raise ConfigError(f"--tensorboard: {error}") from None
 
 
 def _describe_data(fleet) -> dict[str, Any]:
@@ -313,9 +325,11 @@ def _device() -> dict[str, Any]:
 def _train(config: Config, fleet, folder, resume: bool) -> int:
     from fedjax_hk import simulation, summary
     from fedjax_hk.checkpoint import CheckpointError
+    from fedjax_hk.integrations.tensorboard import TensorBoard
     from fedjax_hk.run_folder import RunFolderError
     from fedjax_hk.terminal import StopRequest
 
+    callbacks = [TensorBoard(folder.path / "tensorboard")] if config.tensorboard else []
     print(summary.describe_fleet(fleet), flush=True)
     print(f"Run folder: {folder.path}", flush=True)
     with StopRequest(then="the round is compiled first") as stop:
@@ -329,7 +343,7 @@ def _train(config: Config, fleet, folder, resume: bool) -> int:
         return _say_stopped(stop.requested, "while the round was compiled", folder)
     print(simulation.describe_devices(prepared), flush=True)
     try:
-        outcome = simulation.run(prepared, folder, resume=resume)
+        outcome = simulation.run(prepared, folder, resume=resume, callbacks=callbacks)
     except (CheckpointError, RunFolderError) as error:  # the folder's files were altered
         return _refuse(error)
     if outcome.stopped:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -24,7 +24,14 @@ from fedjax_hk.run_folder import RunFolder
 from fedjax_hk.terminal import Progress, StopRequest
 from fedjax_hk.types import Array, Fleet
 
-Callback = Callable[[int, dict[str, Any]], None]
+
+class Callback(Protocol):
+    """What `run` calls, such as `integrations.tensorboard.TensorBoard`."""
+
+    def on_round_end(self, round_number: int, metrics: dict[str, Any]) -> None:
+        """Takes the row of `rounds.csv` once a round is in the tables."""
+
+
 TEXT_COLUMNS = ("coalition_sizes", "left_out")  # of rounds.csv, whatever they look like
 
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
@@ -207,7 +214,7 @@ def run(
 
     Args:
       folder: of this run; with `resume`, holds what went before.
-      callbacks: each is called with the round's number and row.
+      callbacks: told of every round.
       stream: where progress goes; standard error if None.
     """
     config, fleet = prepared.config, prepared.fleet
@@ -231,7 +238,7 @@ def run(
                 info = jax.tree.map(np.asarray, info._replace(gram_ss=None)), info.gram_ss
                 row = _write_round(folder, round_number, info[0], fleet, seconds)
                 for callback in callbacks:
-                    callback(round_number, row)
+                    callback.on_round_end(round_number, row)
                 progress.update(round_number, summary.round_line(row, fleet.unit or "units"))
                 for note in said.about(row, *info):
                     folder.log(note)

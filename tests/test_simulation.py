@@ -72,6 +72,13 @@ def prepared_with(**changes) -> simulation.Prepared:
     return base._replace(config=config, hparams=hparams)
 
 
+class Calls:
+    """A callback that hands everything to a function."""
+
+    def __init__(self, function):
+        self.on_round_end = function
+
+
 class Ran:
     """A run in a new folder, with all that it said."""
 
@@ -85,7 +92,7 @@ class Ran:
                 prepared,
                 folder,
                 resume=resume,
-                callbacks=[lambda *seen: self.seen.append(seen), *callbacks],
+                callbacks=[Calls(lambda *seen: self.seen.append(seen)), *map(Calls, callbacks)],
                 stream=self.stream,
             )
 
@@ -629,9 +636,9 @@ def command(monkeypatch, tmp_path, capfd):
     monkeypatch.setattr(simulation, "prepare", prepare_small)
 
     def call(*flags, callback=None):
-        callbacks = [] if callback is None else [callback]
+        callbacks = [] if callback is None else [Calls(callback)]
         monkeypatch.setattr(
-            simulation, "run", lambda *args, **kw: run(*args, callbacks=callbacks, **kw)
+            simulation, "run", lambda *args, **kw: run(*args, **{**kw, "callbacks": callbacks})
         )
         code = main_lib.main(["main", "--devices=1", "--epochs=1", *flags])
         return code, *capfd.readouterr()
