@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 import os
+import time
 from typing import Any
 
 
@@ -26,17 +27,27 @@ class TensorBoard:
         self._writer = None
 
     def on_round_end(self, round_number: int, metrics: dict[str, Any]) -> None:
-        if self._writer is None:
-            from tensorboardX import SummaryWriter
+        # Not its SummaryWriter: that hands events to a thread, and flush does not wait for it.
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
+        from tensorboardX.proto.summary_pb2 import Summary
 
-            # Hides what a run that was killed had written of rounds that are done again.
+        now = time.time()
+        if self._writer is None:
+            os.makedirs(self._folder, exist_ok=True)
             # The suffix: a file's name is else the second it was made in.
-            self._writer = SummaryWriter(
-                self._folder, purge_step=round_number, filename_suffix=f".from_{round_number}"
-            )
-        for name, value in metrics.items():
-            if isinstance(value, numbers.Real) and name != "round" and math.isfinite(value):
-                self._writer.add_scalar(name, float(value), round_number)
+            prefix = os.path.join(self._folder, "events")
+            self._writer = EventsWriter(prefix, f".from_{round_number}")
+            # Hides what a run that was killed had written of rounds that are done again.
+            start = SessionLog(status=SessionLog.START)
+            self._writer.write_event(Event(wall_time=now, step=round_number, session_log=start))
+        values = [
+            Summary.Value(tag=name, simple_value=float(value))
+            for name, value in metrics.items()
+            if isinstance(value, numbers.Real) and name != "round" and math.isfinite(value)
+        ]
+        summary = Summary(value=values)
+        self._writer.write_event(Event(wall_time=now, step=round_number, summary=summary))
         self._writer.flush()  # a run that is killed has told all it knew
 
 
