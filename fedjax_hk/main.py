@@ -329,7 +329,6 @@ def _train(config: Config, fleet, folder, resume: bool) -> int:
     from fedjax_hk.run_folder import RunFolderError
     from fedjax_hk.terminal import StopRequest
 
-    callbacks = [TensorBoard(folder.path / "tensorboard")] if config.tensorboard else []
     print(summary.describe_fleet(fleet), flush=True)
     print(f"Run folder: {folder.path}", flush=True)
     with StopRequest(then="the round is compiled first") as stop:
@@ -343,7 +342,11 @@ def _train(config: Config, fleet, folder, resume: bool) -> int:
         return _say_stopped(stop.requested, "while the round was compiled", folder)
     print(simulation.describe_devices(prepared), flush=True)
     try:
-        outcome = simulation.run(prepared, folder, resume=resume, callbacks=callbacks)
+        with contextlib.ExitStack() as stack:
+            callbacks = []
+            if config.tensorboard:
+                callbacks = [stack.enter_context(TensorBoard(folder.path / "tensorboard"))]
+            outcome = simulation.run(prepared, folder, resume=resume, callbacks=callbacks)
     except (CheckpointError, RunFolderError) as error:  # the folder's files were altered
         return _refuse(error)
     if outcome.stopped:

@@ -43,10 +43,12 @@ def test_numbers_of_a_round_become_scalars(tmp_path):
 
 
 def test_rounds_that_are_done_again_replace_those_of_before(tmp_path):
-    first = TensorBoard(tmp_path)
-    for round_number in (1, 2, 3):
-        first.on_round_end(round_number, {"mae": 1.0})
-    TensorBoard(tmp_path).on_round_end(2, {"mae": 2.0})
+    with TensorBoard(tmp_path) as killed, TensorBoard(tmp_path) as resumed:
+        for round_number in (1, 2, 3):
+            killed.on_round_end(round_number, {"mae": 1.0})
+        resumed.on_round_end(2, {"mae": 2.0})  # on the disk, whether the first is closed or not
+        on_disk = scalars(tmp_path)
+    assert on_disk == scalars(tmp_path)
     assert scalars(tmp_path) == {("mae", 1): 1.0, ("mae", 2): 2.0}
 
 

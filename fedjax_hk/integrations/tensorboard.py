@@ -12,7 +12,7 @@ from typing import Any
 class TensorBoard:
     """A callback of `simulation.run`: every number of `rounds.csv` becomes a scalar.
 
-    Written by tensorboardX, which needs no TensorFlow; `tensorboard --logdir=FOLDER` shows it.
+    A context manager, which closes the file. Written by tensorboardX, which needs no TensorFlow; `tensorboard --logdir=FOLDER` shows it.
 
     Args:
       folder: for the event files; made if it is not there.
@@ -49,6 +49,14 @@ class TensorBoard:
         summary = Summary(value=values)
         self._writer.write_event(Event(wall_time=now, step=round_number, summary=summary))
         self._writer.flush()  # a run that is killed has told all it knew
+
+    def __enter__(self) -> TensorBoard:
+        return self
+
+    def __exit__(self, *exc_info) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
 
 
 def check_installed() -> None:
