@@ -28,11 +28,13 @@ def scalars(folder):
 
 
 def test_numbers_of_a_round_become_scalars(tmp_path):
-    board = TensorBoard(tmp_path / "board")
-    board.on_round_end(
-        1, {"round": 1, "mae": 0.5, "clients": 3, "margin": math.inf, "left_out": ""}
-    )
-    board.on_round_end(2, {"round": 2, "mae": 0.25, "clients": 4, "margin": 0.5, "left_out": "a"})
+    rows = [
+        {"round": 1, "mae": 0.5, "clients": 3, "margin": math.inf, "left_out": ""},
+        {"round": 2, "mae": 0.25, "clients": 4, "margin": 0.5, "left_out": "a"},
+    ]
+    with TensorBoard(tmp_path / "board") as board:
+        for row in rows:
+            board.on_round_end(row["round"], row)
     assert scalars(tmp_path / "board") == {
         ("mae", 1): 0.5,
         ("clients", 1): 3.0,
@@ -46,10 +48,9 @@ def test_rounds_that_are_done_again_replace_those_of_before(tmp_path):
     with TensorBoard(tmp_path) as killed, TensorBoard(tmp_path) as resumed:
         for round_number in (1, 2, 3):
             killed.on_round_end(round_number, {"mae": 1.0})
-        resumed.on_round_end(2, {"mae": 2.0})  # on the disk, whether the first is closed or not
-        on_disk = scalars(tmp_path)
-    assert on_disk == scalars(tmp_path)
-    assert scalars(tmp_path) == {("mae", 1): 1.0, ("mae", 2): 2.0}
+        resumed.on_round_end(2, {"mae": 2.0})
+        on_disk = scalars(tmp_path)  # before a file is closed, as a kill leaves them
+    assert on_disk == {("mae", 1): 1.0, ("mae", 2): 2.0}
 
 
 def test_a_missing_package_is_named(monkeypatch):

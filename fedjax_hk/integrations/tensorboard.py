@@ -12,7 +12,8 @@ from typing import Any
 class TensorBoard:
     """A callback of `simulation.run`: every number of `rounds.csv` becomes a scalar.
 
-    A context manager, which closes the file. Written by tensorboardX, which needs no TensorFlow; `tensorboard --logdir=FOLDER` shows it.
+    A context manager, which closes the file. Written by tensorboardX, which needs no
+    TensorFlow; `tensorboard --logdir=FOLDER` shows it.
 
     Args:
       folder: for the event files; made if it is not there.
