@@ -8,7 +8,7 @@ function that returns a `Table`; what resamples or drops clients is a function f
 
 from fedjax_hk.data.choose import choose_clients
 from fedjax_hk.data.errors import DataError
-from fedjax_hk.data.read import read, read_wide
+from fedjax_hk.data.reading import read, read_wide
 from fedjax_hk.data.synthetic import synthetic_fleet
 from fedjax_hk.data.table import Table
 from fedjax_hk.data.windows import build_fleet

@@ -22,6 +22,7 @@ from fedjax_hk.data import registers
 from fedjax_hk.data.clock import DAY, HOUR, Clock, clock
 from fedjax_hk.data.errors import DataError
 from fedjax_hk.data.files import File, as_text, unpacked
+from fedjax_hk.data.regular import MOSTLY_GAPS
 from fedjax_hk.data.table import Table
 from fedjax_hk.types import Excluded
 
@@ -72,8 +73,7 @@ class Meters:
         if not meters:
             reasons = "\n".join(f"  {e.client}: {e.reason}" for e in excluded[:10])
             raise DataError(f"{self.files[0].path}: no meter can be used.\n{reasons}")
-        first = min(time_r[0] for time_r, _ in meters.values())
-        last = max(time_r[-1] for time_r, _ in meters.values())
+        first, last = _span(meters, self.files)
         edge_t, name_t = local_clock.edges(every, int(first), int(last))
         values_tn = np.empty((len(name_t), len(meters)))
         filled_tn = np.empty_like(values_tn)
@@ -218,7 +218,8 @@ def _read_block(file: File, block: bytes, first_row: int):
             local_r = _seconds(frame)
             meter = frame["meter"].cat
             register_r = frame["register"].to_numpy()
-            if local_r is not None and not np.isinf(register_r).any():
+            named = "" not in meter.categories
+            if named and local_r is not None and not np.isinf(register_r).any():
                 codes = meter.codes.to_numpy()
                 row_r = np.arange(first_row, first_row + len(frame), dtype=np.int32)
                 return (codes, list(meter.categories)), local_r, register_r, row_r
@@ -250,7 +251,7 @@ def _row_by_row(file: File, block: bytes, first_row: int):
     """
     codes, local_r, register_r, row_r = [], [], [], []
     number_of: dict[str, int] = {}
-    for row, line in enumerate(as_text(file.path, block).split("\n"), start=first_row):
+    for row, line in enumerate(as_text(file.path, block, first_row).split("\n"), start=first_row):
         line = line.replace('"', "").strip()
         if not line:
             continue
@@ -346,6 +347,24 @@ def _oldest_first(rows: Readings, file_r: np.ndarray, local_clock: Clock):
     num_meters = int(rows.meter_r.max()) + 1
     edges = np.searchsorted(rows.meter_r[final], np.arange(num_meters + 1))
     return utc_r, final, edges
+
+
+def _span(meters: dict, files: list[File]) -> tuple[int, int]:
+    """First and last reading of all meters.
+
+    Errors: DataError if next to nothing but gaps lies between, which comes of a wrong date.
+    """
+    first = min(meters, key=lambda name: meters[name][0][0])
+    last = max(meters, key=lambda name: meters[name][0][-1])
+    start, end = meters[first][0][0], meters[last][0][-1]
+    longest = max(np.count_nonzero(np.diff(time_r // DAY)) for time_r, _ in meters.values())
+    if (end - start) // DAY > MOSTLY_GAPS * longest + 1000:
+        raise DataError(
+            f"{files[0].path}: meter {first} begins at {_show(start)} UTC and meter {last} ends at "
+            f"{_show(end)}, but no meter has readings on more than {longest + 1} days. Correct "
+            "the date, or choose meters by --clients."
+        )
+    return int(start), int(end)
 
 
 def _negative(files, rows: Readings, file_r: np.ndarray, negative: np.ndarray) -> str:

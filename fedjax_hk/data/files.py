@@ -103,8 +103,8 @@ def _only_table(path: Path, archive: zipfile.ZipFile) -> str:
     return tables[0]
 
 
-def as_text(path: Path, content: bytes) -> str:
-    """The content as text, without a byte order mark.
+def as_text(path: Path, content: bytes, first_row: int = 1) -> str:
+    """The content as text, without a byte order mark; it begins at `first_row` of the file.
 
     Errors: DataError with row and byte if it is no UTF-8.
     """
@@ -113,7 +113,7 @@ def as_text(path: Path, content: bytes) -> str:
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        row = content.count(b"\n", 0, error.start) + 1
+        row = content.count(b"\n", 0, error.start) + first_row
         raise DataError(
             f"{path}, row {row}: no UTF-8 text (byte {error.start} is "
             f"{content[error.start]:#04x}). Save it as UTF-8 CSV (.csv, .csv.gz, .csv.xz, .zip)."

@@ -187,11 +187,13 @@ class Long:
         num_slots = int(slot_r.max()) + 1
         longest = np.bincount(code_r[use_r]).max()
         if num_slots > MOSTLY_GAPS * longest + 1000:
-            gap = np.where(inside & use_r[1:], np.diff(time_r), 0).argmax()
+            by_time = np.flatnonzero(use_r)[np.argsort(time_r[use_r], kind="stable")]
+            gap = np.diff(time_r[by_time]).argmax()
+            a, b = by_time[gap], by_time[gap + 1]
             raise DataError(
-                f"{path}, rows {row_r[gap]} and {row_r[gap + 1]}, client {wanted[code_r[gap]]!r}: "
-                f"from {_show(time_r[gap])} to {_show(time_r[gap + 1])} there is no row, at steps "
-                f"of {_step(step)}. Correct the date."
+                f"{path}, rows {row_r[a]} and {row_r[b]} (clients {wanted[code_r[a]]!r} and "
+                f"{wanted[code_r[b]]!r}): from {_show(time_r[a])} to {_show(time_r[b])} there is "
+                f"no row, at steps of {_step(step)}. Correct the date."
             )
         moved = np.count_nonzero(off_r[use_r])
         if moved:

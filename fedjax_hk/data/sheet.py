@@ -166,7 +166,7 @@ def times_of(sheet: Sheet, column: int) -> np.ndarray:
     """
     cells = sheet.frame[column]
     if pd.api.types.is_datetime64_any_dtype(cells):
-        parsed_t = pd.Series(pd.to_datetime(cells, utc=True).to_numpy())
+        parsed_t = pd.to_datetime(cells, utc=True).dt.tz_localize(None)
     else:
         # Long tables hold each time once a client, so each is parsed once.
         code_t, unique = pd.factorize(cells)

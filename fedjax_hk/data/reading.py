@@ -7,6 +7,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from fedjax_hk.data import cache as cache_lib
 from fedjax_hk.data import daiad, reshape
 from fedjax_hk.data.columns import select_clients
@@ -131,10 +133,21 @@ def _read(files, data_format, clients, unit, resample, timezone) -> Table:
     joint = hashlib.sha256("\n".join(digests).encode()).hexdigest()
     return table._replace(
         unit=unit,
-        source="; ".join(part for part in (described, table.source) if part),
+        source="; ".join(part for part in (described, table.source, *_constant(table)) if part),
         fingerprint=digests[0] if len(digests) == 1 else joint,
         excluded=(*excluded, *table.excluded),
     )
+
+
+def _constant(table: Table) -> list[str]:
+    """A note on the clients whose readings never change; they are kept (spec 5.1)."""
+    known_tn = np.isfinite(table.values_tn)
+    low_n = np.where(known_tn, table.values_tn, np.inf).min(axis=0)
+    high_n = np.where(known_tn, table.values_tn, -np.inf).max(axis=0)
+    same = np.flatnonzero((low_n == high_n) & (known_tn.sum(axis=0) > 1))
+    shown = ", ".join(f"{table.client_ids[i]} ({low_n[i]:g})" for i in same[:3])
+    more = f" and {len(same) - 3} more" if len(same) > 3 else ""
+    return [f"the readings of {shown}{more} never change"] if len(same) else []
 
 
 def _in_order(table: Table, columns: list[int]) -> Table:
