@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fedjax_hk import config
@@ -62,7 +62,7 @@ def test_flags_offer_what_the_readers_know():
 # --- tables of all kinds -----------------------------------------------------------------
 
 
-@settings(max_examples=40)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_long_tables_of_every_kind_are_read_back(data):
     draw = data.draw
@@ -80,6 +80,7 @@ def test_long_tables_of_every_kind_are_read_back(data):
     frame = pd.DataFrame(
         draw(st.lists(row, min_size=num_times, max_size=num_times)), times, ids, dtype=float
     )
+    frame.iloc[:2] = frame.iloc[:2].fillna(1.0)
     rows = frame.melt(ignore_index=False, var_name="client", value_name="value")
     # A missing reading may be a row without a value, or no row.
     rows = rows if draw(st.booleans()) else rows.dropna()
@@ -90,6 +91,8 @@ def test_long_tables_of_every_kind_are_read_back(data):
         )
     )  # fmt: skip
     rows = rows.reset_index(names="time")[["client", "time", "value"]].set_axis(names, axis=1)
+    distances = [d for _, own in rows.groupby(names[0]) for d in np.diff(own[names[1]])]
+    assume(sorted(distances)[(len(distances) - 1) // 2] == times[1] - times[0])  # it is the step
     order = np.random.default_rng(draw(st.integers(0, 99))).permutation(len(rows))
     rows = rows.iloc[order]
     packing = draw(st.sampled_from(["", ".gz", ".xz", ".bz2", ".zip"]))
@@ -104,10 +107,6 @@ def test_long_tables_of_every_kind_are_read_back(data):
             if draw(st.booleans()):
                 text = "\ufeff" + text.replace("\n", "\r\n")
             path = write(folder, text, f"t.csv{packing}")
-        within = [g.sort_values(names[1]) for _, g in rows.groupby(names[0])]
-        gaps = np.concatenate([np.diff(g[names[1]].to_numpy()) for g in within])
-        if len(gaps) == 0 or np.median(gaps) != times[1] - times[0]:
-            return  # the step cannot be told from these rows
         table = read(path)
     order = [table.client_ids.index(c) for c in ids if c in table.client_ids]
     known = frame.loc[:, [c for c in ids if c in table.client_ids]]
@@ -144,7 +143,7 @@ def test_time_first_long_tables_and_the_format_flag(tmp_path):
     assert "there twice" in message(write(tmp_path, text), data_format="wide")
     wide = write(tmp_path, daily({"a": [1, 2], "b": [3, 4]}))
     assert "no columns for client, time and value" in message(wide, data_format="long")
-    assert "row 1" in message(wide, data_format="daiad")
+    assert "has another format" in message(wide, data_format="daiad")
     with pytest.raises(ValueError, match="data_format"):
         read(wide, data_format="excel")
 

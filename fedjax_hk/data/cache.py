@@ -37,7 +37,7 @@ def load(name: str) -> Table | None:
     """The table kept under a name; None if there is none, or not a whole one."""
     path = folder() / f"{name}.npz"
     try:
-        with np.load(path, allow_pickle=False) as stored:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as stored:
             meta = json.loads(str(stored["meta"]))
             table = Table(
                 times=stored["times"],

@@ -66,14 +66,15 @@ def read(
         if value not in allowed:
             raise ValueError(f"Expected {name} to be one of {', '.join(allowed)}, got {value!r}.")
     files = [examine(path) for path in split_paths(paths)]
-    listed = examine(clients).digest if os.path.isfile(clients) else ""
-    named = [(file.path.name, file.digest) for file in files]
-    key = cache_lib.key(named, data_format, clients, listed, unit, resample, timezone)
-    cache = cache and sum(file.num_bytes for file in files) >= _WORTH_KEEPING
-    if cache and (kept := cache_lib.load(key)):
-        return kept
+    key = ""
+    if cache and sum(file.num_bytes for file in files) >= _WORTH_KEEPING:
+        listed = examine(clients).digest if os.path.isfile(clients) else ""
+        named = [(file.path.name, file.digest) for file in files]
+        key = cache_lib.key(named, data_format, clients, listed, unit, resample, timezone)
+        if kept := cache_lib.load(key):
+            return kept
     table = _read(files, data_format, clients, unit, resample, timezone)
-    if cache:
+    if key:
         cache_lib.store(key, table)
     return table
 
