@@ -35,11 +35,12 @@ _LOAD = """
 import json, resource, sys, time
 start = time.perf_counter()
 from fedjax_hk import data
-imported = time.perf_counter()
+imported, cpu = time.perf_counter(), time.process_time()
 table = data.read(sys.argv[1])
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 print(json.dumps({
     "import_s": imported - start, "load_s": time.perf_counter() - imported, "peak_mib": peak,
+    "cpu_s": time.process_time() - cpu,
     "clients": len(table.client_ids), "days": len(table.times),
     "excluded": len(table.excluded)}))
 """
@@ -93,7 +94,7 @@ def main(argv):
         for name in ("first", "second"):
             figures[name] = found = load(path, cache)
             print(
-                f"{name:>6} start: {found['load_s']:6.1f} s, and {found['import_s']:.1f} s to "
+                f"{name:>6} start: {found['load_s']:6.1f} s ({found['cpu_s']:.1f} s of CPU), and {found['import_s']:.1f} s to "
                 f"import; peak {found['peak_mib']:.0f} MiB; {found['clients']} clients, "
                 f"{found['days']} days, {found['excluded']} left out",
                 flush=True,
