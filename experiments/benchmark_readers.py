@@ -94,9 +94,9 @@ def main(argv):
         for name in ("first", "second"):
             figures[name] = found = load(path, cache)
             print(
-                f"{name:>6} start: {found['load_s']:6.1f} s ({found['cpu_s']:.1f} s of CPU), and {found['import_s']:.1f} s to "
-                f"import; peak {found['peak_mib']:.0f} MiB; {found['clients']} clients, "
-                f"{found['days']} days, {found['excluded']} left out",
+                f"{name:>6} start: {found['load_s']:6.1f} s ({found['cpu_s']:.1f} s of CPU), and "
+                f"{found['import_s']:.1f} s to import; peak {found['peak_mib']:.0f} MiB; "
+                f"{found['clients']} clients, {found['days']} days, {found['excluded']} left out",
                 flush=True,
             )
     if _JSON.value:

@@ -145,12 +145,12 @@ def _check_lengths(path: Path, text: str, num_columns: int, separator: str) -> N
     if '"' in text:  # commas inside quotes do not separate; pandas still refuses long rows
         return
     bytes_of = np.frombuffer(text.encode(), np.uint8)
-    starts = np.concatenate(([0], np.flatnonzero(bytes_of == ord("\n")) + 1))
-    starts = starts[starts < len(bytes_of)]
-    parts = np.add.reduceat((bytes_of == ord(separator)).astype(np.int32), starts)
+    ends = np.flatnonzero(bytes_of == ord("\n"))
+    ends = ends if text.endswith("\n") else np.append(ends, len(bytes_of))
+    starts = np.append(0, ends[:-1] + 1)
+    parts = np.diff(np.searchsorted(np.flatnonzero(bytes_of == ord(separator)), ends), prepend=0)
     for row in np.flatnonzero(parts != num_columns - 1):
-        end = starts[row + 1] if row + 1 < len(starts) else len(bytes_of)
-        if bytes_of[starts[row] : end].tobytes().strip():
+        if bytes_of[starts[row] : ends[row]].tobytes().strip():
             comma = " or a number has a decimal comma" if separator == "," else ""
             raise DataError(
                 f"{path}, row {row + 1}: {parts[row] + 1} cells, but the header has "
