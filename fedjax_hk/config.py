@@ -17,6 +17,9 @@ SCALERS = ("minmax", "mean", "window_mean", "standard", "robust")
 LOSS_NAMES = ("mse", "mae", "huber", "quantile")
 ACTIVATIONS = ("relu", "softplus", "linear")
 STATE_NORMS = ("none", "init", "every_step")
+DATA_FORMATS = ("auto", "daiad", "wide", "long")
+RESAMPLES = ("hourly", "daily", "weekly")
+GAPS = ("mask", "interpolate")
 EUCLID_TAUS = ("radius", "matched", "linear")
 
 
@@ -111,9 +114,45 @@ class Config:
     )
 
     # Data
-    data: str = _flag("", "Data", "wide table of readings (CSV, gz, xz); empty: embedded fleet")
+    data: str = _flag(
+        "",
+        "Data",
+        "files of readings, with commas between: CSV or Parquet, plain, gz, xz, bz2 or zip; "
+        "empty: embedded fleet",
+    )
+    data_format: str = _flag(
+        "auto",
+        "Data",
+        "raw registers of DAIAD water meters, one column a client, or rows of client, time, "
+        "value; auto looks at the file",
+        DATA_FORMATS,
+    )
     clients: str = _flag("", "Data", "client names with commas between, or a file of them")
     unit: str = _flag("", "Data", "label of the readings' unit, such as L or kWh")
+    resample: str | None = _flag(
+        None,
+        "Data",
+        "add readings up to these steps (daily for raw registers, else as in the file)",
+        RESAMPLES,
+    )
+    timezone: str = _flag(
+        "",
+        "Data",
+        "whose days --resample adds up, such as Europe/London, for times in UTC (empty: times "
+        "as written; Europe/Madrid for DAIAD meters)",
+    )
+    active_factor: float = _flag(
+        0.0, "Data", "keep clients of --data that use so many times the fleet's mean (0: all)"
+    )
+    min_days: int = _flag(0, "Data", "keep clients of --data with so many days of readings")
+    gaps: str = _flag(
+        "mask",
+        "Data",
+        "leave out windows with a missing reading, or interpolate missing inputs; targets are "
+        "never interpolated",
+        GAPS,
+    )
+    data_cache: bool = _flag(True, "Data", "keep parsed files in the user's cache folder")
     lookback: int = _flag(12, "Data", "readings a forecast sees")
     horizon: int = _flag(1, "Data", "steps ahead")
     scaler: str = _flag("minmax", "Data", "scaling of the readings", SCALERS)
@@ -212,6 +251,7 @@ def _check_values(config: Config):
         "rounds": 1, "clients_per_round": 1, "epochs": 1, "batch_size": 1, "lookback": 1,
         "horizon": 1, "num_coalitions": 1, "min_coalition": 1, "fleet_clients": 1,
         "fleet_days": 60, "chunk": 0, "devices": 0, "seed": 0, "mu": 0, "alpha": 0, "epsilon": 0,
+        "active_factor": 0, "min_days": 0,
     }  # fmt: skip
     for name, smallest in at_least.items():
         value = getattr(config, name)
@@ -283,6 +323,11 @@ def _check_together(config: Config):
             )
     if config.clients and not config.data:
         yield f"--clients={config.clients}: it picks columns of --data; give both."
+    # --active_factor and --min_days are in the paper's preset, which also fits the embedded
+    # fleet: that stands for households chosen so already.
+    for name in ("data_format", "resample", "timezone"):
+        if getattr(config, name) != getattr(Config, name) and not config.data:
+            yield f"--{name}={getattr(config, name)}: it says how to read --data; give both."
     yield from _check_thresholds(config, partition)
     if rule.serve == "coalition" and partition == "none":
         yield (

@@ -24,6 +24,7 @@ Examples:
   python -m fedjax_hk.main --agg=hk_cosine --tau=0.9
   python -m fedjax_hk.main --agg=hk_cosine --opinion=update --tau=0.5 --serve=coalition
   python -m fedjax_hk.main --data=daily_litres.csv --unit=L --agg=fedavg
+  python -m fedjax_hk.main --data=swm_trialA_1K.csv --active_factor=1.6 --min_days=730
   python -m fedjax_hk.main --flagfile=experiments/presets/fedhk_paper.flags
   python -m fedjax_hk.main --resume=runs/20260101-120000-hk_cosine"""
 
@@ -165,7 +166,16 @@ def load_fleet(config: Config):
     from fedjax_hk import data
 
     if config.data:
-        table = data.read_wide(config.data, clients=config.clients, unit=config.unit)
+        table = data.read(
+            config.data,
+            data_format=config.data_format,
+            clients=config.clients,
+            unit=config.unit,
+            resample=config.resample or "",
+            timezone=config.timezone,
+            cache=config.data_cache,
+        )
+        table = data.choose_clients(table, config.active_factor, config.min_days)
     else:
         table = data.synthetic_fleet(config.fleet_clients, config.fleet_days)
         if config.unit:
@@ -177,6 +187,7 @@ def load_fleet(config: Config):
         scaler=config.scaler,
         scaler_scope=config.scaler_scope,
         scaler_fit=config.scaler_fit,
+        gaps=config.gaps,
     )
 
 

@@ -100,3 +100,24 @@ def errors(forecast, targets, mask, scale, shift):
         "accuracy": math.nan if math.isnan(wape) else max(0.0, 1.0 - wape),
         "num_windows": n,
     }
+
+
+def longest_rising_length(values):
+    """Length of a longest part that never falls, by comparing every pair."""
+    best = []
+    for i, value in enumerate(values):
+        best.append(1 + max((best[j] for j in range(i) if values[j] <= value), default=0))
+    return max(best, default=0)
+
+
+def register_at(times, register, t, widest):
+    """Register at second `t` by a line between the readings around it, NaN if too far apart."""
+    before = [i for i, x in enumerate(times) if x <= t]
+    after = [i for i, x in enumerate(times) if x >= t]
+    if not before or not after:
+        return math.nan
+    a, b = before[-1], after[0]
+    apart = max(times[b] - times[a], 0)
+    if apart > widest:
+        return math.nan
+    return register[a] + (t - times[a]) / max(apart, 1) * (register[b] - register[a])

@@ -215,8 +215,16 @@ def test_broken_compression(tmp_path):
 
 
 def test_no_text(tmp_path):
+    (tmp_path / "t.csv").write_bytes(GOOD.encode() + b"2015-01-04,1,\xff,2\n")
+    text = message(tmp_path / "t.csv")
+    assert "row 5" in text and "0xff" in text and "UTF-8" in text
+    (tmp_path / "t.csv").write_text(GOOD, encoding="utf-16")
+    assert "UTF-16" in message(tmp_path / "t.csv")
+
+
+def test_what_a_file_is_packed_in_is_seen_whatever_its_name(tmp_path):
     (tmp_path / "t.csv").write_bytes(lzma.compress(GOOD.encode()))
-    assert "UTF-8" in message(tmp_path / "t.csv")
+    assert read_wide(tmp_path / "t.csv").values_tn.shape == (3, 3)
 
 
 BAD = {
@@ -226,7 +234,7 @@ BAD = {
     "header without line end": ("date,a,b", ["no row of readings"]),
     "one row": ("date,a\n2015-01-01,1\n", ["one row", "row 2"]),
     "no header": ("2015-01-01,1,2\n2015-01-02,1,2\n", ["row 1", "2015-01-01", "header row"]),
-    "other separator": ("date;a;b\n2015-01-01;1;2\n", ["row 1", "one column", "';'"]),
+    "other separator": ("date|a|b\n2015-01-01|1|2\n", ["row 1", "one column", "'|'"]),
     "client without name": ("date,a,,c\n2015-01-01,1,2,3\n", ["row 1", "column 3"]),
     "duplicate client": (
         "date,a,b,a\n2015-01-01,1,2,3\n2015-01-02,1,2,3\n",

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from fedjax_hk.data import DataError, Table, build_fleet, synthetic_fleet
 from fedjax_hk.data.scaling import SCALERS
+from fedjax_hk.data.windows import GAPS
 from fedjax_hk.types import Excluded
 
 DAY = np.timedelta64(24 * 3600, "s")
@@ -208,9 +209,10 @@ def test_known_min_max_and_no_clipping():
 # --- failure kind 14: nothing of the test span in the training ---------------------------
 
 
+@pytest.mark.parametrize("gaps", GAPS)
 @pytest.mark.parametrize("scaler", SCALERS)
 @pytest.mark.parametrize("scope", ["client", "fleet"])
-def test_test_span_does_not_leak(scaler, scope):
+def test_test_span_does_not_leak(scaler, scope, gaps):
     table = synthetic_fleet(8, 200, seed=3)
     rng = np.random.default_rng(0)
     changed = table.values_tn.copy()
@@ -219,8 +221,13 @@ def test_test_span_does_not_leak(scaler, scope):
         first, last = start + math.floor(0.8 * length + 1e-9), start + length
         changed[first:last, i] = rng.gamma(1.0, 5e4, last - first)
         changed[first + 2 : last - 3, i][rng.random(last - first - 5) < 0.2] = np.nan
-    before = build_fleet(table, scaler=scaler, scaler_scope=scope)
-    after = build_fleet(table._replace(values_tn=changed), scaler=scaler, scaler_scope=scope)
+    holes = rng.random(changed.shape) < 0.02
+    holes[120:] = False
+    changed[holes] = np.nan
+    table = table._replace(values_tn=np.where(holes, np.nan, table.values_tn))
+    how = {"scaler": scaler, "scaler_scope": scope, "gaps": gaps}
+    before = build_fleet(table, **how)
+    after = build_fleet(table._replace(values_tn=changed), **how)
     assert before.client_ids == after.client_ids
     for old, new in zip(before.train, after.train, strict=True):
         np.testing.assert_array_equal(old, new)
@@ -266,6 +273,65 @@ def test_naive_forecasts_with_missing_readings():
     assert np.isnan(fleet.naive["last_week"][0, at[93]])
     assert fleet.naive["last_week"][0, at[91]] == 84
     assert fleet.naive["train_median"][0, at[90]] == 39.5
+
+
+# --- gaps ---------------------------------------------------------------------------------
+
+
+def test_interpolated_inputs_are_a_line_or_the_gaps_own_volume():
+    series = np.arange(100.0)
+    series[[50, 51, 90]] = np.nan
+    table = make_table([series])
+    fleet = build_fleet(table, lookback=4, gaps="interpolate")
+    units = fleet.train.inputs[..., 0] * fleet.train.scale[..., None]
+    # A window whose last input is missing is left out, and so is a missing target.
+    np.testing.assert_array_equal(
+        np.flatnonzero(~fleet.train.mask[0]) + 4,
+        [50, 51, 52],  # by the target's position
+    )
+    np.testing.assert_allclose(units[0, 49], [49, 50, 51, 52], rtol=1e-5)
+    np.testing.assert_array_equal(np.flatnonzero(~fleet.test.mask[0]) + 80, [90, 91])
+    assert all(np.isfinite(v[fleet.test.mask]).all() for v in fleet.naive.values())
+    filled_tn = table.values_tn.copy()
+    filled_tn[[50, 51], 0] = 7.0, 8.0
+    own = build_fleet(table._replace(filled_tn=filled_tn), lookback=4, gaps="interpolate")
+    units = own.train.inputs[..., 0] * own.train.scale[..., None]
+    np.testing.assert_allclose(units[0, 49], [49, 7, 8, 52], rtol=1e-5)
+    np.testing.assert_array_equal(own.train.scale, fleet.train.scale)
+    np.testing.assert_array_equal(own.test.mask, fleet.test.mask)
+
+
+@settings(max_examples=15)
+@given(seed=st.integers(0, 999), horizon=st.integers(1, 4))
+def test_interpolation_adds_windows_changes_none_and_does_not_look_ahead(seed, horizon):
+    table = messy_table(seed, num_clients=6)
+    masked = build_fleet(table, lookback=5, horizon=horizon)
+    filled = build_fleet(table, lookback=5, horizon=horizon, gaps="interpolate")
+    chosen = [filled.client_ids.index(c) for c in masked.client_ids]
+    for name in ("train", "test"):
+        few, many = getattr(masked, name), getattr(filled, name)
+        width = few.mask.shape[1]
+        assert many.mask[chosen, :width][few.mask].all()
+        assert many.mask.sum() > few.mask.sum()
+        for a, b in zip(few[:2], many[:2], strict=True):
+            np.testing.assert_array_equal(a[few.mask], b[chosen, :width][few.mask])
+    rng = np.random.default_rng(seed)
+    client = rng.integers(len(filled.client_ids))
+    window = rng.choice(np.flatnonzero(filled.test.mask[client]))
+    column = table.client_ids.index(filled.client_ids[client])
+    target = np.searchsorted(table.times, filled.test_times[client, window])
+    changed = table.values_tn.copy()
+    later = changed[target - horizon + 1 :, column]
+    later[np.isfinite(later)] = 999.0
+    after = build_fleet(
+        table._replace(values_tn=changed), lookback=5, horizon=horizon, gaps="interpolate"
+    )
+
+    def units(fleet):
+        test = fleet.test
+        return (test.inputs[..., 0] * test.scale[..., None] + test.shift[..., None])[client, window]
+
+    np.testing.assert_allclose(units(after), units(filled), rtol=1e-3, atol=1e-3)
 
 
 # --- clients of every size (failure kind 11) and unusual homes (kind 18) -----------------

@@ -6,10 +6,19 @@ function that returns a `Table`; what resamples or drops clients is a function f
 `Table` to `Table`.
 """
 
+from fedjax_hk.data.choose import choose_clients
 from fedjax_hk.data.errors import DataError
+from fedjax_hk.data.reading import read, read_wide
 from fedjax_hk.data.synthetic import synthetic_fleet
 from fedjax_hk.data.table import Table
-from fedjax_hk.data.tables import read_wide
 from fedjax_hk.data.windows import build_fleet
 
-__all__ = ["DataError", "Table", "build_fleet", "read_wide", "synthetic_fleet"]
+__all__ = [
+    "DataError",
+    "Table",
+    "build_fleet",
+    "choose_clients",
+    "read",
+    "read_wide",
+    "synthetic_fleet",
+]

@@ -14,6 +14,7 @@ import pandas as pd
 from fedjax_hk.data.errors import DataError
 from fedjax_hk.types import Excluded
 
+_ID_COLUMNS = ("client", "user_key", "user key")
 _YES = ("1", "1.0", "true", "yes")
 
 
@@ -24,10 +25,10 @@ def select_clients(
 
     Args:
       clients: "" for all; ids between commas; or the path of a file with one id per
-        line, or of a CSV with a column `client`. If that CSV has a column `recommended`
-        too, it describes more clients than it asks for: the rows with recommended = 1 are
-        taken, and those of them that the table lacks are left out with that reason. If
-        every name between the commas is a column, it is not taken for a file.
+        line, or of a CSV with a column `client` or `user_key`. If that CSV has a column
+        `recommended` too, it describes more clients than it asks for: the rows with
+        recommended = 1 are taken, and those of them that the table lacks are left out with
+        that reason. If every name between the commas is a column, it is not taken for a file.
       client_ids: the columns of the table.
       table_name: for messages.
 
@@ -77,18 +78,20 @@ def _read_list(
         raise DataError(f"{path} is no UTF-8 text ({error}). Name a file of client ids.") from None
     lines = text.splitlines()
     header = [cell.strip().strip('"') for cell in lines[0].split(",")] if lines else []
-    if "client" not in header:
+    if not {*_ID_COLUMNS} & {*header}:
         return [line.strip() for line in lines if line.strip()], ()
     try:
         rows = pd.read_csv(io.StringIO(text), dtype=str, keep_default_na=False, index_col=False)
     except pd.errors.ParserError as error:
         raise DataError(f"{path} is no CSV: {error}.") from None
     rows.columns = rows.columns.str.strip()
-    listed = rows["client"].str.strip()
+    known = set(client_ids)
+    # A list may give clients a short name of its own beside the meter's key.
+    columns = [rows[name].str.strip() for name in _ID_COLUMNS if name in rows]
+    listed = max(columns, key=lambda column: column.isin(known).sum())
     if "recommended" not in rows:
         return [c for c in listed if c], ()
     listed = listed[rows["recommended"].str.strip().str.lower().isin(_YES)]
-    known = set(client_ids)
     reason = f"recommended in {path}, but {table_name} has no such column"
     absent = tuple(Excluded(c, reason) for c in listed if c not in known)
     return [c for c in listed if c in known], absent

@@ -10,9 +10,22 @@ from fedjax_hk.data.errors import DataError
 
 # A time may lie this share of a step off the grid: a local midnight is one hour of 24
 # off in summer. Farther off, it is no longer clear which step a reading belongs to.
-_OFF_GRID = 0.25
+OFF_GRID = 0.25
 # A grid this many times longer than the rows comes from a wrong date, not from gaps.
-_MOSTLY_GAPS = 20
+MOSTLY_GAPS = 20
+
+
+def median_step(distance: np.ndarray) -> int:
+    """The lower median of distances in seconds: one that occurs."""
+    middle = (len(distance) - 1) // 2
+    return int(np.partition(distance, middle)[middle])
+
+
+def slots(since_start: np.ndarray, step: int) -> tuple[np.ndarray, np.ndarray]:
+    """The step that each time is closest to, and how many seconds it is off."""
+    # Half a step up and floor, in whole seconds: exact, unlike a float and np.round.
+    slot = (2 * since_start + step) // (2 * step)
+    return slot, np.abs(since_start - slot * step)
 
 
 def regular_grid(
@@ -40,12 +53,9 @@ def regular_grid(
         notes.append("rows sorted by time")
     times, row_t, values_tn = times[order], row_t[order], values_tn[order]
     distance = np.diff(times).astype(np.int64)
-    step = int(np.sort(distance)[(len(distance) - 1) // 2])  # the lower median: one that occurs
-    since_start = (times - times[0]).astype(np.int64)
-    # Half a step up and floor, in whole seconds: exact, unlike a float and np.round.
-    slot_t = (2 * since_start + step) // (2 * step)
-    off_t = np.abs(since_start - slot_t * step)
-    wrong = np.flatnonzero((off_t > _OFF_GRID * step) | (np.diff(slot_t, prepend=-1) == 0))
+    step = median_step(distance)
+    slot_t, off_t = slots((times - times[0]).astype(np.int64), step)
+    wrong = np.flatnonzero((off_t > OFF_GRID * step) | (np.diff(slot_t, prepend=-1) == 0))
     step_name = str(np.timedelta64(step, "s").astype(object))
     if len(wrong):
         raise DataError(
@@ -54,7 +64,7 @@ def regular_grid(
             "the readings to one step."
         )
     num_slots = int(slot_t[-1]) + 1
-    if num_slots > _MOSTLY_GAPS * len(times) + 1000:
+    if num_slots > MOSTLY_GAPS * len(times) + 1000:
         widest = distance.argmax()
         raise DataError(
             f"{path}, rows {row_t[widest]} and {row_t[widest + 1]}: from {times[widest]} to "

@@ -21,6 +21,8 @@ class Table(NamedTuple):
       fingerprint: hexadecimal sha256 of the content that was read.
       planted: `[N]` int32 planted group (-1: planted outlier), None if no truth is known.
       excluded: clients that the reader left out.
+      filled_tn: `[T, N]` the readings with the volume of each gap shared over its steps,
+        where the source knows that volume (a register does); NaN outside a client's span.
     """
 
     times: np.ndarray
@@ -31,3 +33,4 @@ class Table(NamedTuple):
     fingerprint: str
     planted: np.ndarray | None = None
     excluded: tuple[Excluded, ...] = ()
+    filled_tn: np.ndarray | None = None

@@ -12,18 +12,22 @@ from fedjax_hk.data.scaling import FITS, SCALERS, SCOPES, fit_scaler, window_sca
 from fedjax_hk.data.table import Table
 from fedjax_hk.types import Excluded, Fleet, Samples
 
+GAPS = ("mask", "interpolate")
+
 
 class _Series(NamedTuple):
     """Each client's own span, moved to position 0, and where it is split.
 
     Attributes:
       series_nt: `[N, T]` float64, NaN where missing and after the client's last reading.
+      inputs_nt: the same, as inputs see it: with gaps filled if they are to be.
       start_n: `[N]` position of the first reading in the table's times.
       length_n: `[N]` steps from the first to the last reading; 0 without any reading.
       num_train_n: `[N]` steps that belong to the training span.
     """
 
     series_nt: np.ndarray
+    inputs_nt: np.ndarray
     start_n: np.ndarray
     length_n: np.ndarray
     num_train_n: np.ndarray
@@ -48,6 +52,7 @@ def build_fleet(
     scaler_scope: str = "client",
     scaler_fit: str = "train",
     test_context: bool = True,
+    gaps: str = "mask",
 ) -> Fleet:
     """Cuts every client's series into windows: training first, test last.
 
@@ -68,6 +73,11 @@ def build_fleet(
         comparison with work that did so.
       test_context: whether the inputs of test windows may reach back into the training
         span (spec A37).
+      gaps: "mask" leaves out a window with a missing reading. "interpolate" fills its
+        inputs between known readings, unless its last input is missing: filling that
+        would take a reading from after the time of the forecast. Targets are never
+        filled, no scaler is fitted to filled readings, and the naive forecasts see what
+        the model sees.
 
     Returns:
       The fleet; padding, and windows with a missing input or target, have mask False.
@@ -78,8 +88,9 @@ def build_fleet(
 
     Source: spec section 5.1 and A24, A37 (FedHK section 5).
     """
-    _check_arguments(lookback, horizon, train_share, scaler, scaler_scope, scaler_fit)
-    series = _align(table.values_tn, train_share)
+    _check_arguments(lookback, horizon, train_share, scaler, scaler_scope, scaler_fit, gaps)
+    inputs_tn = table.values_tn if gaps == "mask" else interpolated(table)
+    series = _align(table.values_tn, inputs_tn, train_share)
     train = _train_windows(series, lookback, horizon)
     test = _test_windows(series, lookback, horizon, test_context)
     keep_n, reasons = _enough(table, series, train, test, lookback, horizon)
@@ -97,12 +108,12 @@ def build_fleet(
         np.minimum(series.start_n[:, None] + test.target_nw, len(table.times) - 1)
     ]
     step = table.times[1] - table.times[0]
-    naive = naive_forecasts(series.series_nt, train_nt, test.target_nw, step, horizon)
+    naive = naive_forecasts(series.inputs_nt, train_nt, test.target_nw, step, horizon)
     return Fleet(
         client_ids=tuple(np.asarray(table.client_ids, dtype=object)[keep_n]),
         unit=table.unit,
-        train=_samples(series.series_nt, train, lookback, shift_n, scale_n, by_window),
-        test=_samples(series.series_nt, test, lookback, shift_n, scale_n, by_window),
+        train=_samples(series, train, lookback, shift_n, scale_n, by_window),
+        test=_samples(series, test, lookback, shift_n, scale_n, by_window),
         test_times=np.where(test.exists_nw, times_nw, np.datetime64("NaT")),
         naive={k: np.where(test.usable_nw, v, np.nan) for k, v in naive.items()},
         excluded=(*table.excluded, *reasons),
@@ -112,7 +123,7 @@ def build_fleet(
     )
 
 
-def _check_arguments(lookback, horizon, train_share, scaler, scope, fit) -> None:
+def _check_arguments(lookback, horizon, train_share, scaler, scope, fit, gaps) -> None:
     for name, value in (("lookback", lookback), ("horizon", horizon)):
         if not isinstance(value, (int, np.integer)) or value < 1:
             raise ValueError(f"Expected {name} to be a whole number from 1, got {value!r}.")
@@ -122,15 +133,38 @@ def _check_arguments(lookback, horizon, train_share, scaler, scope, fit) -> None
         ("scaler", scaler, SCALERS),
         ("scaler_scope", scope, SCOPES),
         ("scaler_fit", fit, FITS),
+        ("gaps", gaps, GAPS),
     )
     for name, value, allowed in choices:
         if value not in allowed:
             raise ValueError(f"Expected {name} to be one of {', '.join(allowed)}, got {value!r}.")
 
 
-def _align(values_tn: np.ndarray, train_share: float) -> _Series:
+def interpolated(table: Table) -> np.ndarray:
+    """Readings with the gaps filled, `[T, N]`; NaN before the first and after the last.
+
+    A gap holds its own volume where the table knows it, and else a line between the
+    readings around it.
+    """
+    filled_tn = np.array(table.values_tn, np.float64)
+    position_t = np.arange(len(filled_tn))
+    for i in range(filled_tn.shape[1]):
+        known = np.flatnonzero(np.isfinite(table.values_tn[:, i]))
+        if len(known):
+            inside = slice(known[0], known[-1] + 1)
+            line = np.interp(position_t[inside], known, table.values_tn[known, i])
+            if table.filled_tn is not None:
+                own = table.filled_tn[inside, i]
+                line = np.where(np.isfinite(own), own, line)
+            filled_tn[inside, i] = line
+    return filled_tn
+
+
+def _align(values_tn: np.ndarray, inputs_tn: np.ndarray, train_share: float) -> _Series:
     """Moves every client's first reading to position 0 and splits its span."""
-    values_nt = np.ascontiguousarray(values_tn.T, dtype=np.float64)
+    values_nt, inputs_nt = (
+        np.ascontiguousarray(x_tn.T, dtype=np.float64) for x_tn in (values_tn, inputs_tn)
+    )
     known_nt = np.isfinite(values_nt)
     num_times = values_nt.shape[1]
     start_n = known_nt.argmax(axis=1)
@@ -139,16 +173,20 @@ def _align(values_tn: np.ndarray, train_share: float) -> _Series:
     # 1e-9: 0.7 * 730 is 510.99999999999994 in floating point and means 511.
     num_train_n = np.floor(train_share * length_n + 1e-9).astype(np.int64)
     position_nt = start_n[:, None] + np.arange(max(length_n.max(initial=0), 1))
-    moved_nt = np.take_along_axis(values_nt, np.minimum(position_nt, num_times - 1), axis=1)
     inside_nt = position_nt < (start_n + length_n)[:, None]
-    return _Series(np.where(inside_nt, moved_nt, np.nan), start_n, length_n, num_train_n)
+    position_nt = np.minimum(position_nt, num_times - 1)
+    moved = (
+        np.where(inside_nt, np.take_along_axis(x_nt, position_nt, axis=1), np.nan)
+        for x_nt in (values_nt, inputs_nt)
+    )
+    return _Series(*moved, start_n, length_n, num_train_n)
 
 
 def _train_windows(series: _Series, lookback: int, horizon: int) -> _Windows:
     """Windows whose inputs and target all lie in the training span, oldest first."""
     reach = lookback + horizon - 1
     num_n = np.maximum(series.num_train_n - reach, 0)
-    return _windows(series.series_nt, np.zeros_like(num_n), num_n, lookback, horizon)
+    return _windows(series, np.zeros_like(num_n), num_n, lookback, horizon)
 
 
 def _test_windows(series: _Series, lookback: int, horizon: int, context: bool) -> _Windows:
@@ -158,26 +196,28 @@ def _test_windows(series: _Series, lookback: int, horizon: int, context: bool) -
     if not context:
         first_target_n = series.num_train_n + reach
     num_n = np.maximum(series.length_n - first_target_n, 0)
-    return _windows(series.series_nt, first_target_n - reach, num_n, lookback, horizon)
+    return _windows(series, first_target_n - reach, num_n, lookback, horizon)
 
 
-def _windows(series_nt, first_n, num_n, lookback: int, horizon: int) -> _Windows:
+def _windows(series: _Series, first_n, num_n, lookback: int, horizon: int) -> _Windows:
     """`num_n` windows in a row from position `first_n` on, padded to one count."""
     offset_w = np.arange(max(num_n.max(initial=0), 1))
     exists_nw = offset_w < num_n[:, None]
     first_nw = np.where(exists_nw, first_n[:, None] + offset_w, 0)
     reach = lookback + horizon - 1
-    last = series_nt.shape[1] - 1
+    last = series.series_nt.shape[1] - 1
     target_nw = np.minimum(first_nw + reach, last)
-    known_nt = np.isfinite(series_nt)
-    # Readings present in [first, first + lookback), from a running count of them.
-    count_nt = np.pad(known_nt.cumsum(axis=1), ((0, 0), (1, 0)))
+    known_nt = np.isfinite(series.series_nt)
+    # Inputs present in [first, first + lookback), from a running count of them.
+    count_nt = np.pad(np.isfinite(series.inputs_nt).cumsum(axis=1), ((0, 0), (1, 0)))
     end_nw = np.minimum(first_nw + lookback, last + 1)
     present_nw = np.take_along_axis(count_nt, end_nw, axis=1) - np.take_along_axis(
         count_nt, first_nw, axis=1
     )
     target_known_nw = np.take_along_axis(known_nt, target_nw, axis=1)
-    usable_nw = exists_nw & (present_nw == lookback) & target_known_nw
+    # A gap that is open at the last input was filled with what came after it.
+    closed_nw = np.take_along_axis(known_nt, end_nw - 1, axis=1)
+    usable_nw = exists_nw & (present_nw == lookback) & closed_nw & target_known_nw
     return _Windows(first_nw, target_nw, exists_nw, usable_nw)
 
 
@@ -217,15 +257,15 @@ def _nobody_left(table: Table, reasons, lookback: int, horizon: int) -> str:
     )
 
 
-def _samples(series_nt, windows, lookback, shift_n, scale_n, by_window: bool) -> Samples:
+def _samples(series: _Series, windows, lookback, shift_n, scale_n, by_window: bool) -> Samples:
     """Cuts the windows out and scales them in float64 before they become float32."""
     usable_nw = windows.usable_nw
     # Windows that run over the end (padding of short clients) must still be addressable.
-    padded_nt = np.pad(series_nt, ((0, 0), (0, lookback)), constant_values=np.nan)
+    padded_nt = np.pad(series.inputs_nt, ((0, 0), (0, lookback)), constant_values=np.nan)
     view = np.lib.stride_tricks.sliding_window_view(padded_nt, lookback, axis=1)
-    rows_n1 = np.arange(len(series_nt))[:, None]
+    rows_n1 = np.arange(len(series.series_nt))[:, None]
     inputs_nwl = view[rows_n1, windows.first_nw]
-    targets_nw = series_nt[rows_n1, windows.target_nw]
+    targets_nw = series.series_nt[rows_n1, windows.target_nw]
     shift_nw = np.broadcast_to(shift_n[:, None], usable_nw.shape)
     if by_window:
         scale_nw = window_scale(inputs_nwl, scale_n)
