@@ -60,6 +60,7 @@ class Fleet(NamedTuple):
         None where no truth is known.
       source: what was read, in words.
       fingerprint: hexadecimal digest of the content that was read.
+      shift_n, scale_n: `[N]` in units, of which the windows' shift and scale are made.
     """
 
     client_ids: tuple[str, ...]
@@ -72,3 +73,5 @@ class Fleet(NamedTuple):
     planted: np.ndarray | None
     source: str
     fingerprint: str
+    shift_n: np.ndarray | tuple = ()
+    scale_n: np.ndarray | tuple = ()

@@ -10,7 +10,7 @@ import reference_data as reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_hk.data import DataError, Table, build_fleet, synthetic_fleet
+from fedjax_hk.data import DataError, Table, build_fleet, next_windows, synthetic_fleet
 from fedjax_hk.data.scaling import SCALERS
 from fedjax_hk.data.windows import GAPS
 from fedjax_hk.types import Excluded
@@ -448,3 +448,49 @@ def test_nobody_left_lists_the_reasons():
 def test_bad_arguments(name, value):
     with pytest.raises(ValueError, match=rf"Expected {name}.*got"):
         build_fleet(messy_table(0), **{name: value})
+
+
+# The window before the next reading
+
+
+@pytest.mark.parametrize("scaler", ["minmax", "window_mean"])
+def test_next_windows_end_at_the_last_reading(scaler):
+    table = messy_table(3)
+    values = table.values_tn
+    shift, scale = np.arange(6.0), 1 + np.arange(6.0)
+    history, last, times = next_windows(table, shift, scale, lookback=5, horizon=2, scaler=scaler)
+    for i in range(6):
+        known = np.flatnonzero(np.isfinite(values[:, i]))
+        end = known[-1]
+        assert times[i] == table.times[end] + 2 * DAY
+        window = values[end - 4 : end + 1, i]
+        whole = bool(np.isfinite(window).all())
+        assert bool(last.mask[i, 0]) == whole
+        if whole:
+            per_unit = last.scale[i, 0]
+            np.testing.assert_allclose(
+                last.inputs[i, 0, :, 0] * per_unit + shift[i], window, 1e-5, 1e-5
+            )
+            if scaler == "minmax":
+                assert per_unit == scale[i]
+        first, count = known[0], end - known[0] + 1
+        targets = [values[first + j + 6, i] for j in range(count - 6)]
+        assert history.mask[i].sum() == sum(
+            bool(np.isfinite(values[first + j : first + j + 5, i]).all() and np.isfinite(target))
+            for j, target in enumerate(targets)
+        )
+
+
+def test_next_windows_of_a_client_that_is_too_short_or_empty():
+    table = make_table([range(1, 21), range(1, 5), [np.nan]])
+    _, last, times = next_windows(table, np.zeros(3), np.ones(3), lookback=5)
+    assert last.mask[:, 0].tolist() == [True, False, False]
+    assert times[0] == table.times[19] + DAY
+    assert np.isnat(times[2])
+
+
+def test_scaling_of_the_fleet_is_that_of_its_windows():
+    table = messy_table(4)
+    fleet = build_fleet(table, lookback=5)
+    np.testing.assert_array_equal(fleet.train.shift[:, 0], np.float32(fleet.shift_n))
+    np.testing.assert_array_equal(fleet.train.scale[:, 0], np.float32(fleet.scale_n))

@@ -120,6 +120,47 @@ def build_fleet(
         planted=None if table.planted is None else np.asarray(table.planted, np.int32)[keep_n],
         source=table.source,
         fingerprint=table.fingerprint,
+        shift_n=shift_n,
+        scale_n=scale_n,
+    )
+
+
+def next_windows(
+    table: Table,
+    shift_n: np.ndarray,
+    scale_n: np.ndarray,
+    *,
+    lookback: int = 12,
+    horizon: int = 1,
+    scaler: str = "minmax",
+    gaps: str = "mask",
+) -> tuple[Samples, Samples, np.ndarray]:
+    """What is known when the next reading is to be forecast.
+
+    Args:
+      table: readings on a regular grid.
+      shift_n, scale_n: `[N]` of every client, as the forecaster was trained with.
+      lookback, horizon, scaler, gaps: as of `build_fleet`.
+
+    Returns:
+      All windows of each client whose target is known; its last window (`[N, 1]`, mask False
+      if a reading in it is missing), of which targets mean nothing; and the `[N]` times that
+      are forecast, NaT for a client without a reading.
+    """
+    inputs_tn = table.values_tn if gaps == "mask" else interpolated(table)
+    series = _align(table.values_tn, inputs_tn, 1.0)
+    by_window = scaler == "window_mean"
+    history = _train_windows(series, lookback, horizon)
+    # With horizon 0 the last input is the target, and it is known.
+    enough_n = (series.length_n >= lookback).astype(np.int64)
+    last = _windows(series, np.maximum(series.length_n - lookback, 0), enough_n, lookback, 0)
+    step = table.times[1] - table.times[0]
+    end_n = series.start_n + np.maximum(series.length_n, 1) - 1
+    times_n = table.times[end_n] + horizon * step
+    return (
+        _samples(series, history, lookback, shift_n, scale_n, by_window),
+        _samples(series, last, lookback, shift_n, scale_n, by_window),
+        np.where(series.length_n > 0, times_n, np.datetime64("NaT")),
     )
 
 
