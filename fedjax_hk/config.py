@@ -132,6 +132,7 @@ class Config:
     # The run
     seed: int = _flag(0, "Run", "seed of everything that is random")
     output: str = _flag("", "Run", "run folder; empty makes a new one below runs/")
+    report: bool = _flag(True, "Run", "make report.html and pictures at the end")
     chunk: int = _flag(0, "Run", "clients a device trains at once; 0 chooses")
     devices: int = _flag(0, "Run", "devices to use; 0: all accelerators, or all CPU cores")
     gradient_dissimilarity: bool = _flag(

@@ -440,7 +440,7 @@ def test_a_partition_that_changes_nothing_is_said_once(tmp_path):
         assert "--serve=coalition" in text
     tau = re.search(r"would change this round: --tau=(\S+)\n", run.said).group(1)
     _, info = simulation.step(prepared, prepared.state, 1)
-    result = hk.interact_from_gram(info.gram_ss, hk.cosine(float(tau)))
+    result = hk.interact_from_gram(info.grams["weights"], hk.cosine(float(tau)))
     assert len(set(np.asarray(result.weights_s).round(6))) > 1
     _, info = simulation.step(prepared_with(opinion=None, tau=float(tau)), prepared.state, 1)
     assert not info.changes_nothing
