@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from fedjax_hk import plots, summary, views
 from fedjax_hk.isolated import isolated_clients
 from fedjax_hk.run_tables import RunTables
+from fedjax_hk.views import SPACES
 
-SPACES = {"weights": "Weights", "update": "Updates", "centered": "Weights minus their mean"}
 GROUPLESS = ("none", "singletons")
 
 
@@ -141,10 +141,11 @@ def _forecasts(run: RunTables) -> Iterator[Picture]:
 
 def _trajectories(run: RunTables) -> Iterator[Picture]:
     space = space_of(run)
-    moved = views.trajectory(run.opinions, space, run.config.state_norm)
+    steps = int(run.rounds["inner_steps"].iloc[-1])
+    moved = views.trajectory(run.opinions, space, run.config.state_norm, steps)
     if moved is None:
         return
-    steps, num = len(moved.positions_tsa) - 1, len(np.unique(moved.labels_s))
+    num = len(np.unique(moved.labels_s))
     yield Picture(
         "trajectories",
         "How opinions moved in the last round",

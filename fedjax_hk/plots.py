@@ -26,6 +26,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from fedjax_hk.rules.coalition_map import CoalitionMap
+from fedjax_hk.run_folder import RunFolder
 from fedjax_hk.views import Affinity, Together, Trajectory
 
 INK = "#1c2733"
@@ -84,6 +85,13 @@ def to_svg(figure: Figure, name: str) -> str:
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     svg = re.sub(r' id="', f' id="{name}-', buffer.getvalue())
     return re.sub(r'(url\(#|xlink:href="#)', rf"\g<1>{name}-", svg)
+
+
+def write(folder: RunFolder, name: str, figure: Figure, svg: str) -> None:
+    """`pictures/<name>.svg` and `.png`, both on white."""
+    on_white = svg.replace("<svg ", '<svg style="background:#fff" ', 1)
+    folder.write_bytes(f"pictures/{name}.svg", on_white.encode())
+    folder.write_bytes(f"pictures/{name}.png", to_png(figure))
 
 
 def _figure(height: float, rows: int = 1, **options) -> tuple[Figure, list[Any]]:
@@ -190,6 +198,7 @@ def forecasts(panels: Sequence[tuple[str, pd.DataFrame]], naive: str | None, uni
         locator = AutoDateLocator(minticks=3, maxticks=6)
         axes.xaxis.set_major_locator(locator)
         axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))
+        axes.margins(x=0.01)
         axes.set_title(plain(title, 52), fontsize=10.5)
         axes.set_ylabel(plain(unit))
     rows[-1].legend(loc="upper left", bbox_to_anchor=(-0.02, -0.28), ncols=3, borderaxespad=0,
@@ -198,10 +207,9 @@ def forecasts(panels: Sequence[tuple[str, pd.DataFrame]], naive: str | None, uni
 
 
 def _tau_text(limit: float, _=None) -> str:
-    """tau of a limit of 1 - cos that is a power of ten, or 2."""
-    if limit >= 1:
-        return f"{1 - limit:.0f}".replace("-", "\N{MINUS SIGN}")
-    return f"{1 - limit:.{max(1, round(-np.log10(limit)))}f}"
+    """tau of a limit of 1 - cos that has one digit."""
+    digits = max(0, int(np.ceil(-np.log10(limit) - 1e-9)))
+    return f"{1 - limit:.{digits}f}".replace("-", "\N{MINUS SIGN}")
 
 
 @_styled
@@ -232,10 +240,7 @@ def coalition_maps(
         axes.set_xscale("log")
         low = min(limits[0], used.get(space, limits[0]))
         axes.set_xlim(2.0, low)  # to the right, tau grows
-        # Room for about five labels, each of which has as many digits as there are nines.
-        decades = int(np.ceil(-np.log10(low)))
-        ticks = [2.0, 1.0, *(10.0**-k for k in range(1, decades + 1))]
-        axes.xaxis.set_major_locator(FixedLocator(_spread_out(ticks, low)))
+        axes.xaxis.set_major_locator(FixedLocator(_tau_ticks(low)))
         axes.xaxis.set_minor_locator(NullLocator())
         axes.xaxis.set_major_formatter(FuncFormatter(_tau_text))
         axes.set(title=titles[space], ylabel="clients", ylim=(0, sizes_ts.sum(axis=1).max()))
@@ -248,13 +253,16 @@ def coalition_maps(
     return figure
 
 
-def _spread_out(ticks: Sequence[float], low: float) -> list[float]:
-    """Ticks on a log axis from 2 to `low` that leave each other room for their labels."""
+def _tau_ticks(low: float) -> list[float]:
+    """Limits of 1 - cos to be labelled on a log axis from 2 to `low`: powers of ten first,
+    then what there is room for, as near 1 a tau has many digits."""
+    decades = 10.0 ** -np.arange(1, np.ceil(-np.log10(low)) + 1)
     kept, width = [], np.log10(2 / low)
-    for tick in ticks:
-        room = (0.075 + 0.012 * len(_tau_text(tick))) * width
-        if tick >= low and (not kept or np.log10(kept[-1] / tick) >= room):
-            kept.append(tick)
+    for tick in (2.0, 1.0, *decades, *(0.5 * decades * 10), *(0.2 * decades * 10)):
+        room = [0.05 + 0.011 * (len(_tau_text(tick)) + len(_tau_text(one))) for one in kept]
+        gaps = [abs(np.log10(one / tick)) / width for one in kept]
+        if tick >= low and all(gap >= least for gap, least in zip(gaps, room, strict=True)):
+            kept.append(float(tick))
     return kept
 
 
@@ -340,6 +348,8 @@ def errors_against_naive(
     if high > 20 * low and len(positive) == len(both):
         axes.set_xscale("log")
         axes.set_yscale("log")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         ends = np.array([low / 1.2, high * 1.2])
     else:
         ends = np.array([0, high * 1.05])

@@ -12,7 +12,7 @@ import sys
 import numpy as np
 from absl import flags
 
-from fedjax_hk import isolated, page, summary
+from fedjax_hk import isolated, page, plots, summary
 from fedjax_hk.gallery import pictures
 from fedjax_hk.run_folder import RunFolder, RunFolderError
 from fedjax_hk.run_tables import RunTables, load
@@ -26,16 +26,12 @@ def write_report(path: str | os.PathLike) -> pathlib.Path:
     Raises:
       RunFolderError: as `run_tables.load`.
     """
-    from fedjax_hk import plots
-
     run, folder = load(path), RunFolder(pathlib.Path(path), None)
     figures = []
     for one in pictures(run):
         svg = plots.to_svg(one.figure, one.name)
         figures.append(page.figure(svg, one.title, one.caption, one.alt))
-        on_white = svg.replace("<svg ", '<svg style="background:#fff" ', 1)
-        folder.write_bytes(f"pictures/{one.name}.svg", on_white.encode())
-        folder.write_bytes(f"pictures/{one.name}.png", plots.to_png(one.figure))
+        plots.write(folder, one.name, one.figure, svg)
     folder.write_text("report.html", html(run, figures))
     return folder.path / "report.html"
 

@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
+from scipy.cluster.hierarchy import leaves_list, linkage
+from scipy.spatial.distance import squareform
 
 from fedjax_hk import hk
 from fedjax_hk.isolated import isolated_clients
@@ -19,6 +21,7 @@ from fedjax_hk.rules.partitions import MAX_STEPS, pair_dissimilarity
 
 MAP_CLIENTS = 200  # the map of more clients takes minutes; so many are drawn for it
 NUM_LIMITS = 64
+SPACES = {"weights": "Weights", "update": "Updates", "centered": "Weights minus their mean"}
 
 
 class Opinions(NamedTuple):
@@ -53,22 +56,28 @@ def float64(gram_ss: np.ndarray) -> jax.Array:
         return jnp.asarray(np.asarray(gram_ss, np.float64))
 
 
-def trajectory(opinions: Opinions, space: str, state_norm: str) -> Trajectory | None:
+def trajectory(opinions: Opinions, space: str, state_norm: str, steps: int) -> Trajectory | None:
     """How the opinions moved in the last round; None for a partition without a threshold.
 
     All that is needed of the opinions is their inner products G: positions after a step are
     `T z`, the main axes of the centered opinions are those of `H G H`, and the coordinates
     of `T z` on them are `T G H v / sqrt(lambda)`.
+
+    Args:
+      steps: inner steps that the round took; the first 12 are shown of more than 300 clients.
     """
     here = opinions.present
     if not np.isfinite(opinions.limit) or here.sum() < 2:
         return None
     gram_ss = opinions.grams[space][np.ix_(here, here)]
     near = hk.Neighborhood(opinions.kind, np.float32(opinions.limit), np.float32(opinions.floor))
-    options = {"max_steps": MAX_STEPS, "state_norm": state_norm}
-    steps = int(hk.interact_from_gram(float64(gram_ss), near, **options).num_steps)
-    shown = min(steps, MAX_STEPS if len(gram_ss) <= 300 else 12)
-    moved = hk.interact_from_gram(float64(gram_ss), near, trajectory_steps=shown, **options)
+    moved = hk.interact_from_gram(
+        float64(gram_ss),
+        near,
+        max_steps=MAX_STEPS,
+        state_norm=state_norm,
+        trajectory_steps=steps if len(gram_ss) <= 300 else min(steps, 12),
+    )
     influence_tss = np.asarray(moved.trajectory, np.float64)
 
     centered_ss = gram_ss - gram_ss.mean(axis=0, keepdims=True)
@@ -105,7 +114,8 @@ def coalition_maps(opinions: Opinions, state_norm: str) -> tuple[dict[str, Coali
     if len(here) > MAP_CLIENTS:
         here = np.sort(np.random.default_rng(0).permutation(here)[:MAP_CLIENTS])
     maps, mask_s = {}, np.ones(len(here), bool)
-    for space, gram_ss in opinions.grams.items():
+    for space in SPACES:
+        gram_ss = opinions.grams[space]
         gram_ss = gram_ss[np.ix_(here, here)]
         limits = limits_of(gram_ss, mask_s) if len(here) > 1 else None
         if limits is not None:
@@ -178,15 +188,16 @@ def together(coalitions: pd.DataFrame) -> Together:
 
 
 def _by_similarity(share_nn: np.ndarray) -> np.ndarray:
-    """An order in which similar clients are near each other: that of the Fiedler vector."""
+    """An order in which clients that were together often are near each other."""
     if len(share_nn) < 3:
         return np.arange(len(share_nn))
-    known = share_nn[np.isfinite(share_nn)]
-    filled_nn = np.where(np.isfinite(share_nn), share_nn, known.mean())
-    filled_nn += 1e-3  # keeps the graph connected, so that the vector is unique
-    np.fill_diagonal(filled_nn, 0)
-    _, vectors = np.linalg.eigh(np.diag(filled_nn.sum(axis=1)) - filled_nn)
-    return np.argsort(vectors[:, 1].round(9), kind="stable")
+    known_nn = np.isfinite(share_nn)
+    apart_nn = 1 - np.where(known_nn, share_nn, share_nn[known_nn].mean())
+    np.fill_diagonal(apart_nn, 0)
+    pairs = squareform(apart_nn, checks=False)
+    # Ordering the leaves well takes cubic time.
+    tree = linkage(pairs, "average", optimal_ordering=len(share_nn) <= 200)
+    return leaves_list(tree)
 
 
 def telling_clients(clients: pd.DataFrame) -> list[tuple[str, str]]:
