@@ -33,6 +33,8 @@ th, td { padding: .25rem .7rem .25rem 0; border-bottom: 1px solid var(--line); t
   vertical-align: top; overflow-wrap: normal; }
 td.text { min-width: 9rem; overflow-wrap: anywhere; }
 td.number, th.number { text-align: right; white-space: nowrap; }
+td.short { white-space: nowrap; }
+details { margin: .8rem 0; }
 figure { margin: .5rem 0 1.5rem; max-width: 36rem; }
 figure svg { display: block; width: 100%; height: auto; color: var(--ink); }
 figcaption { font-size: .9rem; margin-top: .4rem; }
@@ -83,8 +85,7 @@ def table(rows: Sequence[Sequence[Any]], header: Sequence[str], label: str) -> s
     """
     if not rows:
         return ""
-    numeric = [all(map(_is_number, column)) for column in zip(*rows, strict=True)]
-    mark = ['class="number"' if one else 'class="text"' for one in numeric]
+    mark = [f'class="{_kind(column)}"' for column in zip(*rows, strict=True)]
     head = "".join(
         f'<th scope="col" {m}>{escape(name)}</th>' for m, name in zip(mark, header, strict=True)
     )
@@ -117,6 +118,12 @@ def figure(svg: str, title: str, caption: str, alt: str) -> str:
         f'<h3>{escape(title)}</h3>\n<figure>\n{root} role="img" aria-label="{escape(alt)}">{rest}\n'
         f"<figcaption>{escape(caption)}</figcaption>\n</figure>"
     )
+
+
+def _kind(column: Sequence[Any]) -> str:
+    if all(map(_is_number, column)):
+        return "number"
+    return "text" if max(len(str(cell)) for cell in column) > 14 else "short"
 
 
 def _is_number(cell: Any) -> bool:

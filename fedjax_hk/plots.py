@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import io
 import re
+import textwrap
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -68,6 +69,11 @@ def plain(text: Any, longest: int = 24) -> str:
     return text.replace("$", r"\$")
 
 
+def _label(text: str) -> str:
+    """A longer name in up to two lines."""
+    return textwrap.fill(plain(text, 84), 44, break_on_hyphens=False)
+
+
 @_styled
 def to_png(figure: Figure) -> bytes:
     """On white, whatever the viewer's background."""
@@ -81,6 +87,7 @@ def to_svg(figure: Figure, name: str) -> str:
     """The same bytes for the same figure; identifiers begin with `name`, so that several
     pictures can stand in one page."""
     buffer = io.StringIO()
+    figure.draw_without_rendering()  # the layout makes room for labels from the second time on
     with matplotlib.rc_context({"svg.hashsalt": name}):
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     svg = re.sub(r' id="', f' id="{name}-', buffer.getvalue())
@@ -164,16 +171,16 @@ def over_rounds(
     ylabel: str,
 ) -> Figure:
     """The paper's Figs. 4 and 5: lines over the rounds, and levels that do not change."""
-    figure, (axes,) = _figure(3.6 + 0.22 * (len(lines) + len(levels)))
+    figure, (axes,) = _figure(3.6 + 0.22 * sum(1 + (len(name) > 44) for name in (*lines, *levels)))
     marked = len(rounds) <= 30
     for i, (name, values) in enumerate(lines.items()):
         dashes = (None, None) if i < len(PALETTE) else _DASHES[i % len(_DASHES)]
         marker = _MARKERS[i % len(_MARKERS)] if marked else None
         axes.plot(rounds, values, color=PALETTE[i % len(PALETTE)], dashes=dashes, ms=4,
-                  marker=marker, label=plain(name, 44))  # fmt: skip
+                  marker=marker, label=_label(name))  # fmt: skip
     for i, (name, level) in enumerate(levels.items()):
         axes.axhline(level, color=NAIVE if i == 0 else INK, dashes=_DASHES[i % len(_DASHES)],
-                     lw=1.4, alpha=1 if i == 0 else 0.7, label=plain(name, 44))  # fmt: skip
+                     lw=1.4, alpha=1 if i == 0 else 0.7, label=_label(name))  # fmt: skip
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.set(xlabel="round", ylabel=ylabel)
     _legend_below(axes)
@@ -236,6 +243,7 @@ def coalition_maps(
         axes.step(limits, found.num_coalitions_t, where="post", color=INK, lw=2,
                   label="number of coalitions")  # fmt: skip
         if space in used:
+            axes.axvline(used[space], color="white", lw=4)
             axes.axvline(used[space], color=NAIVE, dashes=(3, 2), lw=2, label="this run's tau")
         axes.set_xscale("log")
         low = min(limits[0], used.get(space, limits[0]))
@@ -366,19 +374,21 @@ def methods(
     seeds_std: Sequence[float], level: tuple[str, float] | None, unit: str,
 ) -> Figure:  # fmt: skip
     """The paper's Fig. 6: error by method, with its spread over clients and over seeds."""
-    figure, (axes,) = _figure(1.9 + 0.75 * len(names))
+    figure, (axes,) = _figure(1.9 + 0.95 * len(names))
     place = np.arange(len(names))[::-1]
-    axes.barh(place, means, height=0.5, color=MODEL, alpha=0.8)
-    axes.errorbar(means, place + 0.1, xerr=clients_std, fmt="none", ecolor=INK, lw=1.2, capsize=4,
+    axes.barh(place, means, height=0.4, color=MODEL, alpha=0.8)
+    axes.errorbar(means, place + 0.08, xerr=clients_std, fmt="none", ecolor=INK, lw=1.2, capsize=4,
                   label="std over clients")  # fmt: skip
     if np.isfinite(seeds_std).any():
-        axes.errorbar(means, place - 0.1, xerr=seeds_std, fmt="none", ecolor=NAIVE, lw=2.4,
+        axes.errorbar(means, place - 0.08, xerr=seeds_std, fmt="none", ecolor=NAIVE, lw=2.4,
                       capsize=4, label="std over seeds")  # fmt: skip
     if level:
-        axes.axvline(level[1], color=NAIVE, dashes=(2, 1.5), lw=1.6, label=plain(level[0], 44))
+        # Beside the bars alone: through the names it would strike them out.
+        axes.vlines(np.full(len(names), level[1]), place - 0.3, place + 0.26, color=NAIVE,
+                    linestyles="dashed", lw=1.8, label=_label(level[0]))  # fmt: skip
     # Names stand above their bars: beside them they would take half of a phone's width.
     for y, name, mean in zip(place, names, means, strict=True):
-        axes.text(0, y + 0.3, f" {plain(name, 44)}: {mean:.4g}", va="bottom", fontsize=10)
+        axes.text(0, y + 0.28, _label(f"{name}: {mean:.4g}"), va="bottom", fontsize=10)
     axes.set(xlabel=f"MAE {plain(unit)}", ylim=(-0.6, len(names) - 0.2), yticks=[])
     axes.set_xlim(0, None)
     _legend_below(axes)
@@ -388,13 +398,13 @@ def methods(
 @_styled
 def intervals(names: Sequence[str], found: Sequence[Any], base: str, unit: str) -> Figure:
     """Mean paired differences with their intervals; left of the line is better."""
-    figure, (axes,) = _figure(1.4 + 0.7 * len(names))
+    figure, (axes,) = _figure(1.4 + 0.8 * len(names))
     for y, name, one in zip(range(len(names))[::-1], names, found, strict=True):
         color = MODEL if one.high < 0 else NAIVE if one.low > 0 else INK
         if np.isfinite(one.low):
             axes.plot([one.low, one.high], [y, y], color=color, lw=2.5)
         axes.plot([one.mean], [y], color=color, marker="o", ms=7)
-        axes.annotate(plain(name, 44), (0, y), xycoords=("axes fraction", "data"),
+        axes.annotate(_label(name), (0, y), xycoords=("axes fraction", "data"),
                       xytext=(0, 7), textcoords="offset points", fontsize=10)  # fmt: skip
     axes.axvline(0, color=INK, lw=1, dashes=(4, 2))
     axes.margins(x=0.12)

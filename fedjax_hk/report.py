@@ -13,6 +13,7 @@ import numpy as np
 from absl import flags
 
 from fedjax_hk import isolated, page, plots, summary
+from fedjax_hk.config import Config
 from fedjax_hk.gallery import pictures
 from fedjax_hk.run_folder import RunFolder, RunFolderError
 from fedjax_hk.run_tables import RunTables, load
@@ -119,7 +120,7 @@ def _errors(run: RunTables) -> list[str]:
 
 
 def _coalitions(run: RunTables) -> list[str]:
-    sentences = summary.coalition_sentences(run.config, run.unit, run.rounds, run.clients)
+    sentences = summary.coalition_sentences(run.config, run.rounds)
     if not sentences:
         return [page.heading("Coalitions"), page.paragraphs(summary.rule_in_words(run.config)[:1])]
     last = run.coalitions[run.coalitions["round"] == run.rounds["round"].iloc[-1]]
@@ -174,7 +175,9 @@ def _isolated(run: RunTables) -> list[str]:
         page.heading("Isolated clients"),
         page.paragraphs([intro + ":"]),
         page.table(rows, header, "Isolated clients"),
-        page.paragraphs(isolated.sentences(run.clients, run.unit)[1:]),
+        page.paragraphs(
+            summary.isolated_sentences(run.config, run.unit, run.rounds, run.clients)[1:]
+        ),
     ]
 
 
@@ -221,10 +224,17 @@ def _settings(run: RunTables) -> list[str]:
         return [[name, "" if value is None else value] for name, value in values.items()]
 
     about = {"data fingerprint": run.data.get("fingerprint", ""), **run.device, **run.versions}
-    settings = {f"--{name}": value for name, value in run.flags.items()}
+    flags_of = {f"--{name}": value for name, value in run.flags.items()}
+    changed = {
+        f"--{name}": value
+        for name, value in run.flags.items()
+        if value != getattr(Config, name, None)
+    }
     return [
         page.heading("Settings"),
-        page.table(rows(settings), ["flag", "value"], "Settings"),
+        page.paragraphs([f"Run folder: {run.path}"]),
+        page.table(rows(changed), ["flag", "value"], "Settings that are not the default"),
+        page.details("All settings", page.table(rows(flags_of), ["flag", "value"], "Settings")),
         page.details("Data, device and versions", page.table(rows(about), ["", ""], "Versions")),
     ]
 

@@ -171,7 +171,9 @@ def summarize(config: Config, unit: str, rounds: pd.DataFrame, clients: pd.DataF
         format_table(*error_table(clients, unit)),
         verdict(clients, unit),
         progress(rounds, unit),
-        "\n".join(coalition_sentences(config, unit, rounds, clients)),
+        "\n".join(
+            coalition_sentences(config, rounds) + isolated_sentences(config, unit, rounds, clients)
+        ),
         *troubles(rounds, clients),
     ]
     tries = what_to_try(config, rounds, clients)
@@ -276,6 +278,15 @@ def progress(rounds: pd.DataFrame, unit: str) -> str:
     )
 
 
+def isolated_sentences(
+    config: Config, unit: str, rounds: pd.DataFrame, clients: pd.DataFrame
+) -> list[str]:
+    """Who was mostly alone, whether that says something about them, and their errors."""
+    if config.rule().partition in ("none", "singletons") or rounds["num_coalitions"].max() < 2:
+        return []
+    return isolated.sentences(clients, unit) + _alone_and_error(clients)
+
+
 def _alone_and_error(clients: pd.DataFrame) -> list[str]:
     """Errors of the clients that were mostly alone beside the others', in naive errors."""
     best = best_naive(clients)
@@ -296,14 +307,8 @@ def _alone_and_error(clients: pd.DataFrame) -> list[str]:
     ]
 
 
-def coalition_sentences(
-    config: Config, unit: str, rounds: pd.DataFrame, clients: pd.DataFrame | None
-) -> list[str]:
-    """Who formed coalitions, and what that did.
-
-    Args:
-      clients: None for a run that was stopped early.
-    """
+def coalition_sentences(config: Config, rounds: pd.DataFrame) -> list[str]:
+    """How many coalitions there were, and what that did."""
     if config.rule().partition in ("none", "singletons"):
         return []
     num = rounds["num_coalitions"]
@@ -325,8 +330,6 @@ def coalition_sentences(
             f"Agreement with the planted groups (adjusted Rand index, 1 is perfect, 0 is "
             f"chance): {rounds['agreement'].mean():.2f} on average."
         )
-    if clients is not None and num.max() > 1:
-        lines += isolated.sentences(clients, unit) + _alone_and_error(clients)
     return lines
 
 

@@ -50,7 +50,7 @@ def small_fleet(clients=7, days=75):
 def settings(**changes) -> Config:
     base = {
         "agg": "hk_cosine", "opinion": "update", "tau": 0.5, "rounds": ROUNDS, "epochs": 1,
-        "clients_per_round": 5, "devices": 1, "learning_rate": 0.01,
+        "clients_per_round": 5, "devices": 1, "learning_rate": 0.01, "report": False,
     }  # fmt: skip
     base |= changes
     return Config(**{name: value for name, value in base.items() if value is not None})
@@ -633,7 +633,7 @@ def command(monkeypatch, tmp_path, capfd):
         monkeypatch.setattr(
             simulation, "run", lambda *args, **kw: run(*args, callbacks=callbacks, **kw)
         )
-        code = main_lib.main(["main", "--devices=1", "--epochs=1", *flags])
+        code = main_lib.main(["main", "--devices=1", "--epochs=1", "--noreport", *flags])
         return code, *capfd.readouterr()
 
     return call
