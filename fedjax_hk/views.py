@@ -24,6 +24,9 @@ NUM_LIMITS = 64
 SPACES = {"weights": "Weights", "update": "Updates", "centered": "Weights minus their mean"}
 
 
+_pair_dissimilarity = jax.jit(pair_dissimilarity, static_argnames="kind")
+
+
 class Opinions(NamedTuple):
     """`opinions.npz` of a run folder; see `records.opinion_arrays`."""
 
@@ -146,7 +149,7 @@ def affinity(opinions: Opinions, space: str) -> Affinity | None:
     if len(here) < 2:
         return None
     gram_ss = float64(opinions.grams[space][np.ix_(here, here)])
-    apart_ss = np.asarray(pair_dissimilarity(gram_ss, opinions.kind))
+    apart_ss = np.asarray(_pair_dissimilarity(gram_ss, opinions.kind))
     labels_s = opinions.labels[here]
     names, counts = np.unique(labels_s, return_counts=True)
     size_s = counts[np.searchsorted(names, labels_s)]
