@@ -35,6 +35,7 @@ def pictures(run: RunTables) -> Iterator[Picture]:
     yield from _over_rounds(run)
     if run.clients is not None:
         yield from _errors(run)
+    if run.forecasts is not None:
         yield from _forecasts(run)
     if run.opinions is not None:
         yield from _trajectories(run)

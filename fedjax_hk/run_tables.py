@@ -68,16 +68,23 @@ def load(path: str | os.PathLike) -> RunTables:
     last = rounds["round"].iloc[-1]
     coalitions = folder.read_table("coalitions", ["client", "coalition", "status"])
     opinions = read_opinions(path)
-    ended = opinions is not None and opinions.round == last
     flags = stored.get("flags", {})
     known = {item.name for item in dataclasses.fields(Config)}
+    config = Config(**{name: value for name, value in flags.items() if name in known})
+    if opinions is None:  # stopped, or by a version that did not keep them
+        ended = last >= config.rounds and (path / "clients.csv").is_file()
+    else:
+        ended = opinions.round == last
+    forecasts = None
+    if ended and (path / "forecasts.csv").is_file():
+        forecasts = folder.read_table("forecasts", ["client", "time"])
     try:
         excluded = folder.read_table("excluded", ["client", "reason"])
     except RunFolderError:
         excluded = pd.DataFrame({"client": [], "reason": []})
     return RunTables(
         path=path,
-        config=Config(**{name: value for name, value in flags.items() if name in known}),
+        config=config,
         flags=flags,
         data=stored.get("data", {}),
         device=stored.get("device", {}),
@@ -85,7 +92,7 @@ def load(path: str | os.PathLike) -> RunTables:
         rounds=rounds,
         coalitions=coalitions[coalitions["round"] <= last],  # written before the round's row
         clients=folder.read_table("clients", ["client", "last_coalition"]) if ended else None,
-        forecasts=folder.read_table("forecasts", ["client", "time"]) if ended else None,
+        forecasts=forecasts,
         opinions=opinions if ended else None,
         excluded=excluded,
     )

