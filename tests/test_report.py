@@ -1,6 +1,7 @@
 """The report of a run folder: what it says, what it draws, what it survives."""
 
 import dataclasses
+import html
 import html.parser
 import json
 import re
@@ -124,7 +125,7 @@ def test_report_depends_on_the_folder_alone(whole):
 def quick(path, **options):
     """The page without the pictures that take compiling."""
     run = run_tables.load(make_run(path, **options))
-    return run, re.sub(r"<[^>]*>", " ", report.html(run, []))
+    return run, html.unescape(re.sub(r"<[^>]*>", " ", report.html(run, [])))
 
 
 @pytest.mark.parametrize("agg", ["fedavg", "local"])

@@ -714,3 +714,44 @@ def test_checkpoints_that_cannot_be_read_are_named(command, tmp_path):
     assert code == 2
     assert "no checkpoint can be read" in err
     assert "Traceback" not in err
+
+
+# The report
+
+
+def test_a_run_ends_with_a_report(tmp_path):
+    run = Ran(prepared_with(report=True, rounds=2), tmp_path / "run")
+    page = (run.path / "report.html").read_text()
+    for name in ("error_per_round", "forecasts", "trajectories", "coalition_map", "affinity"):
+        assert (run.path / "pictures" / f"{name}.svg").exists()
+    assert page.count("<figure>") >= 6
+    with np.load(run.path / "opinions.npz") as opinions:
+        assert opinions["round"] == 2
+        last = run.csv("coalitions").query("round == 2")
+        assert opinions["cohort"].tolist() == last["client"].tolist()
+        # The stored inner products lead to the coalitions that the round found.
+        gram_ss = opinions["gram_update"]
+        with jax.enable_x64(True):
+            gram_ss = jnp.asarray(gram_ss)
+        near = hk.Neighborhood("cosine", np.float32(opinions["limit"]), np.float32(0))
+        found = hk.interact_from_gram(gram_ss, near)
+        np.testing.assert_array_equal(found.labels_s, opinions["labels"])
+    forecasts = run.csv("forecasts")
+    mae = (forecasts["forecast"] - forecasts["actual"]).abs().groupby(forecasts["client"]).mean()
+    clients = run.csv("clients").set_index("client")
+    np.testing.assert_allclose(mae[clients.index], clients["mae_units"], rtol=1e-4)
+
+
+def test_a_report_that_fails_costs_no_result(tmp_path, monkeypatch):
+    from fedjax_hk import report
+
+    def fail(path):
+        raise RuntimeError("no ink")
+
+    monkeypatch.setattr(report, "write_report", fail)
+    run = Ran(prepared_with(report=True), tmp_path / "run")
+    assert run.outcome.text and (run.path / "summary.txt").exists()
+    assert (run.path / "checkpoints" / str(ROUNDS)).is_dir()
+    for text in (run.said, run.log):
+        assert "the report could not be made (RuntimeError: no ink)" in text
+        assert f"python -m fedjax_hk.report --run={run.path}" in text
