@@ -9,6 +9,8 @@ from typing import Any
 
 from fedjax_hk.plots import INK
 
+_FLAG = re.compile(r"(?<![\w-])(--[a-z_]+(?:=[\w.+-]+)?)")
+
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1c2733; --paper: #fff; --soft: #f1f4f7;
   --line: #d3dae1; --accent: #0072b2; }
@@ -33,7 +35,7 @@ th, td { padding: .25rem .7rem .25rem 0; border-bottom: 1px solid var(--line); t
   vertical-align: top; overflow-wrap: normal; }
 td.text { min-width: 9rem; overflow-wrap: anywhere; }
 td.number, th.number { text-align: right; white-space: nowrap; }
-td.short { white-space: nowrap; }
+td.short, td code { white-space: nowrap; }
 details { margin: .8rem 0; }
 figure { margin: .5rem 0 1.5rem; max-width: 36rem; }
 figure svg { display: block; width: 100%; height: auto; color: var(--ink); }
@@ -72,9 +74,7 @@ def paragraphs(texts: Iterable[str], kind: str = "") -> str:
 
 def bullets(texts: Iterable[str]) -> str:
     """A list; words that begin with two dashes are flags and set as code."""
-    flag = re.compile(r"(?<![\w-])(--[a-z_]+(?:=[\w.+-]+)?)")
-    marked = (flag.sub(r"<code>\g<1></code>", escape(text)) for text in texts)
-    items = "\n".join(f"<li>{text}</li>" for text in marked)
+    items = "\n".join(f"<li>{text}</li>" for text in map(_marked, texts))
     return f"<ul>\n{items}\n</ul>" if items else ""
 
 
@@ -90,7 +90,7 @@ def table(rows: Sequence[Sequence[Any]], header: Sequence[str], label: str) -> s
         f'<th scope="col" {m}>{escape(name)}</th>' for m, name in zip(mark, header, strict=True)
     )
     body = "\n".join(
-        "<tr>" + "".join(f"<td {m}>{escape(c)}</td>" for m, c in zip(mark, row, strict=True))
+        "<tr>" + "".join(f"<td {m}>{_marked(c)}</td>" for m, c in zip(mark, row, strict=True))
         + "</tr>"
         for row in rows
     )  # fmt: skip
@@ -118,6 +118,11 @@ def figure(svg: str, title: str, caption: str, alt: str) -> str:
         f'<h3>{escape(title)}</h3>\n<figure>\n{root} role="img" aria-label="{escape(alt)}">{rest}\n'
         f"<figcaption>{escape(caption)}</figcaption>\n</figure>"
     )
+
+
+def _marked(text: Any) -> str:
+    """Escaped, and flags set as code."""
+    return _FLAG.sub(r"<code>\g<1></code>", escape(text))
 
 
 def _kind(column: Sequence[Any]) -> str:
