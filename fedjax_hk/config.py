@@ -174,6 +174,7 @@ class Config:
     tensorboard: bool = _flag(
         False, "Run", "write TensorBoard event files too (pip install 'fedjax-hk[tensorboard]')"
     )
+    report: bool = _flag(True, "Run", "make report.html and pictures at the end")
     chunk: int = _flag(0, "Run", "clients a device trains at once; 0 chooses")
     devices: int = _flag(0, "Run", "devices to use; 0: all accelerators, or all CPU cores")
     gradient_dissimilarity: bool = _flag(

@@ -77,13 +77,15 @@ class RoundInfo(NamedTuple):
       num_coalitions, num_steps, converged, margin, residual: of the partition, `[]`.
       limit: `[]` largest dissimilarity of neighbors, NaN without a threshold.
       affinity_q: `[5]` dissimilarity of the pairs at `AFFINITY_LEVELS`.
-      gram_ss: inner products of the opinions, for looking at other thresholds.
+      grams: inner products of the opinions in every opinion space (a key of `OPINIONS`), for
+        looking at other thresholds; see `hk.gram_matrix`.
       changes_nothing: `[]` bool, the weights equal those of the uniform mean.
       dispersion: `[]` weighted mean squared distance of the local models to their mean.
       dissimilarity: `[]` sum of the local models' distances to their coalition's barycenter.
       gradient_dissimilarity, gradient_norm: `[]`, eq. (3); NaN if not asked for.
       dead_n: `[N]` bool, forecasts nothing but zeros on its test windows.
       errors: `ClientErrors`, each `[N]`, of what each client is served.
+      forecast_nw: `[N, W_test]` scaled forecasts that were judged.
     """
 
     cohort_s: Array
@@ -99,7 +101,7 @@ class RoundInfo(NamedTuple):
     residual: Array
     limit: Array
     affinity_q: Array
-    gram_ss: Array
+    grams: dict[str, Params]
     changes_nothing: Array
     dispersion: Array
     dissimilarity: Array
@@ -107,6 +109,7 @@ class RoundInfo(NamedTuple):
     gradient_norm: Array
     dead_n: Array
     errors: metrics.ClientErrors
+    forecast_nw: Array
 
 
 class Engine(NamedTuple):
@@ -251,8 +254,11 @@ def make_engine(
         present_s = finite_s & fleet.available_n[cohort_s] & (samples_s > 0)
         params_sd = jnp.where(present_s[:, None], result.params, start_sd)
 
-        opinions_sd = OPINIONS[rule.opinion](params_sd, start_sd, present_s)[:, compared]
-        gram_ss = hk.gram_matrix(opinions_sd, mask=present_s)
+        opinions = {
+            name: of(params_sd, start_sd, present_s)[:, compared] for name, of in OPINIONS.items()
+        }
+        grams = {name: hk.gram_matrix(one, mask=present_s) for name, one in opinions.items()}
+        opinions_sd, gram_ss = opinions[rule.opinion], grams[rule.opinion]
         keys_s = client_keys(run_key, PARTITION, round_number, fleet.ids_n[cohort_s])
         found, partition_state = partition.apply(
             state.partition, opinions_sd, gram_ss, present_s, keys_s, hparams
@@ -306,7 +312,7 @@ def make_engine(
             residual=found.residual,
             limit=found.limit,
             affinity_q=pair_quantiles(apart_ss, present_s, jnp.array(AFFINITY_LEVELS)),
-            gram_ss=gram_ss,
+            grams=grams,
             changes_nothing=equals_plain_mean(weights_s, present_s),
             dispersion=_dispersion(params_sd, samples_s, present_s),
             dissimilarity=_within_dissimilarity(params_sd, centers_sd, present_s, partition.kind),
@@ -314,6 +320,7 @@ def make_engine(
             gradient_norm=heterogeneity[1],
             dead_n=metrics.dead_clients(forecast_nw, fleet.test.mask),
             errors=metrics.client_errors(forecast_nw, fleet.test),
+            forecast_nw=forecast_nw,
         )
         return state, info
 

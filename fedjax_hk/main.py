@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
-import hashlib
 import os
 import pathlib
 import shlex
@@ -203,6 +202,8 @@ def _start(config: Config) -> int:
         folder = run_folder.create(config.output, name=config.agg)
     except (DataError, run_folder.RunFolderError) as error:
         return _refuse(error)
+    from fedjax_hk.simulation import describe_data
+
     with folder:
         if fleet.excluded:
             import pandas as pd
@@ -213,7 +214,7 @@ def _start(config: Config) -> int:
                 "flags": dataclasses.asdict(config),
                 "versions": run_folder.versions(),
                 "device": _device(),
-                "data": _describe_data(fleet),
+                "data": describe_data(fleet),
             }
         )
         return _train(config, fleet, folder, resume=False)
@@ -228,17 +229,6 @@ def _check_installed(config: Config) -> None:
             tensorboard.check_installed()
         except ImportError as error:
             raise ConfigError(f"--tensorboard: {error}") from None
-
-
-def _describe_data(fleet) -> dict[str, Any]:
-    """What a resumed run must find again."""
-    names = "\n".join(fleet.client_ids).encode()
-    return {
-        "source": fleet.source,
-        "fingerprint": fleet.fingerprint,
-        "clients": len(fleet.client_ids),
-        "clients_fingerprint": hashlib.sha256(names).hexdigest(),
-    }
 
 
 def _resume(path: str, given: dict[str, Any]) -> int:
@@ -256,7 +246,9 @@ def _resume(path: str, given: dict[str, Any]) -> int:
             if _is_finished(folder.path, config):
                 return _show_finished(folder.path)
             fleet = load_fleet(config)
-            _check_data(config, stored["data"], _describe_data(fleet))
+            from fedjax_hk.simulation import describe_data
+
+            _check_data(config, stored["data"], describe_data(fleet))
         except (DataError, run_folder.RunFolderError) as error:
             return _refuse(error)
         _use_devices(config)
@@ -292,6 +284,10 @@ def _show_finished(path: pathlib.Path) -> int:
     print(f"{path} is finished; this is what it found:\n")
     summary = path / "summary.txt"
     print(summary.read_text() if summary.exists() else "summary.txt is gone; see the tables.")
+    if (path / "report.html").exists():
+        print(f"Report: {path / 'report.html'}")
+    else:
+        print(f"For a report: python -m fedjax_hk.report --run={shlex.quote(str(path))}")
     return 0
 
 
@@ -361,8 +357,13 @@ def _train(config: Config, fleet, folder, resume: bool) -> int:
     except (CheckpointError, RunFolderError) as error:  # the folder's files were altered
         return _refuse(error)
     if outcome.stopped:
-        return _say_stopped(outcome.stopped, f"after round {len(outcome.rounds)}", folder)
+        stopped = _say_stopped(outcome.stopped, f"after round {len(outcome.rounds)}", folder)
+        path = shlex.quote(str(folder.path))
+        print(f"or look at what is there:\n  python -m fedjax_hk.report --run={path}")
+        return stopped
     print(f"\n{outcome.text}\n\nTables: {folder.path}")
+    if (folder.path / "report.html").exists():
+        print(f"Report: {folder.path / 'report.html'}")
     return 0
 
 

@@ -144,6 +144,63 @@ def spread(values_n: Array, *, higher_is_better: bool = False) -> dict[str, floa
     } | counts
 
 
+class Interval(NamedTuple):
+    """Attributes:
+    mean: of the values that are finite.
+    low, high: 95 % interval of the mean; NaN for fewer than two values.
+    num: values that are finite.
+    """
+
+    mean: float
+    low: float
+    high: float
+    num: int
+
+
+def bootstrap_interval(values_n: Array, *, resamples: int = 10_000, seed: int = 0) -> Interval:
+    """Interval of a mean over clients: percentile bootstrap, clients drawn with replacement.
+
+    For a comparison, give the differences client by client (paired).
+
+    Args:
+      values_n: `[N]`; what is not finite is left out.
+      seed: the same seed gives the same interval.
+
+    Source: Efron and Tibshirani (1993), chapter 13.
+    """
+    values_n = np.asarray(values_n, np.float64)
+    values_n = values_n[np.isfinite(values_n)]
+    num = len(values_n)
+    if num < 2:
+        nan = float("nan")
+        return Interval(float(values_n[0]) if num else nan, nan, nan, num)
+    rng = np.random.default_rng(seed)
+    block = max(1, 2_000_000 // num)  # the draws of all resamples would be 80 MB at N = 1,000
+    means = [
+        values_n[rng.integers(num, size=(min(block, resamples - done), num))].mean(axis=1)
+        for done in range(0, resamples, block)
+    ]
+    low, high = np.quantile(np.concatenate(means), (0.025, 0.975))
+    return Interval(float(values_n.mean()), float(low), float(high), num)
+
+
+def usage(fleet: Fleet) -> tuple[np.ndarray, np.ndarray]:
+    """What each client uses: mean reading in units and share of readings that are zero, `[N]`.
+
+    Of the readings that are forecast in training and test.
+    """
+    readings, masks, sizes = [], [], []
+    for samples in (fleet.train, fleet.test):
+        scaled_nw = np.asarray(samples.targets, np.float64) * samples.scale
+        readings.append(scaled_nw + samples.shift)
+        sizes.append(abs(scaled_nw) + abs(samples.shift))
+        masks.append(samples.mask)
+    reading_nw, size_nw, mask_nw = (np.concatenate(x, axis=1) for x in (readings, sizes, masks))
+    num_n = np.maximum(mask_nw.sum(axis=1), 1)
+    zero_nw = mask_nw & (abs(reading_nw) <= _ROUNDING * size_nw)
+    return np.where(mask_nw, reading_nw, 0).sum(axis=1) / num_n, zero_nw.sum(axis=1) / num_n
+
+
 def adjusted_rand_index(labels_a: Array, labels_b: Array) -> float:
     """Agreement of two partitions of the same clients: 1 if equal, about 0 if by chance.
 

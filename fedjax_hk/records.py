@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedjax_hk import metrics
+from fedjax_hk import hk, metrics
 from fedjax_hk.engine import RoundInfo
 from fedjax_hk.types import Fleet
 
 AFFINITY_NAMES = ("min", "q25", "median", "q75", "max")
+TEXT_COLUMNS = ("coalition_sizes", "left_out")  # of rounds.csv, whatever they look like
 NOT_FINITE = "not finite"  # the status of a client whose model or loss diverged
 
 
@@ -131,7 +132,9 @@ def client_table(info: RoundInfo, fleet: Fleet, coalitions: pd.DataFrame) -> pd.
     for name, values in info.errors._asdict().items():
         table["test_windows" if name == "num_windows" else name] = values
     for name, errors in metrics.naive_errors(fleet).items():
-        table[f"{name}_mae_units"] = errors.mae_units
+        for field in ("mae_units", "rmse_units", "accuracy", "mse"):
+            table[f"{name}_{field}"] = getattr(errors, field)
+    table["mean_units"], table["zero_share"] = metrics.usage(fleet)
     table["dead"] = info.dead_n
     alone = seen[seen["size"] == 1].groupby("client").size()
     names = fleet.client_ids
@@ -146,3 +149,53 @@ def _of_clients(found: pd.Series, names: tuple[str, ...], otherwise: Any) -> lis
     of a column of which nothing was found."""
     by_name = found.to_dict()
     return [by_name.get(name, otherwise) for name in names]
+
+
+def forecast_table(forecast_nw: np.ndarray, fleet: Fleet) -> pd.DataFrame:
+    """One row a client and test target: `forecasts.csv`, in units.
+
+    Args:
+      forecast_nw: `[N, W_test]` scaled.
+
+    Returns:
+      client, time, actual, forecast, and a column for each naive forecast (NaN where it
+      cannot be made).
+    """
+    test = fleet.test
+    scale, shift = (np.asarray(x, np.float64) for x in (test.scale, test.shift))
+    clients, windows = np.nonzero(test.mask)
+    columns = {
+        "client": np.array(fleet.client_ids, object)[clients],
+        "time": np.datetime_as_string(fleet.test_times[clients, windows], unit="s"),
+        "actual": (test.targets * scale + shift)[clients, windows],
+        "forecast": (forecast_nw * scale + shift)[clients, windows],
+    }
+    return pd.DataFrame(
+        columns | {name: units_nw[clients, windows] for name, units_nw in fleet.naive.items()}
+    )
+
+
+def opinion_arrays(
+    round_number: int, info: RoundInfo, fleet: Fleet, neighborhood: Any
+) -> dict[str, np.ndarray]:
+    """What the opinions of a round were: `opinions.npz`.
+
+    Args:
+      info: of the round, Gram matrices included.
+      neighborhood: `hk.Neighborhood` of the partition, None for one without a threshold.
+
+    Returns:
+      `round`, `cohort` (names), `present`, `labels`, `limit`, `floor` (NaN without a
+      threshold), `kind` (`cosine` or `ball`), and for every opinion space
+      `gram_<space>`: `[S, S]` inner products, float64.
+    """
+    arrays = {
+        "round": np.int64(round_number),
+        "cohort": np.array([fleet.client_ids[c] for c in np.asarray(info.cohort_s)], str),
+        "present": np.asarray(info.present_s),
+        "labels": np.asarray(info.labels_s),
+        "limit": np.float64(info.limit),
+        "floor": np.float64(neighborhood.floor if neighborhood else np.nan),
+        "kind": np.array(neighborhood.kind if neighborhood else "cosine"),
+    }
+    return arrays | {f"gram_{name}": hk.inner_products(one) for name, one in info.grams.items()}

@@ -163,6 +163,18 @@ class RunFolder:
         """Replaces a file by `text`, all or nothing."""
         _replace(self.path / name, text.encode())
 
+    def write_bytes(self, name: str, content: bytes) -> None:
+        """Replaces a file by `content`, all or nothing; makes the folder it is to lie in."""
+        path = self.path / name
+        path.parent.mkdir(exist_ok=True)
+        _replace(path, content)
+
+    def write_arrays(self, name: str, arrays: Mapping[str, np.ndarray]) -> None:
+        """Replaces an .npz file, all or nothing; `np.load` reads it."""
+        buffer = io.BytesIO()
+        np.savez_compressed(buffer, **arrays)
+        self.write_bytes(name, buffer.getvalue())
+
     def write_json(self, name: str, value: Any) -> None:
         """Replaces a JSON file, all or nothing.
 
@@ -235,7 +247,7 @@ class RunFolder:
         self._columns[table] = columns
 
     def read_table(self, table: str, text: Sequence[str] = ()) -> pd.DataFrame:
-        """`<table>.csv` as a frame, values as they were written.
+        """`<table>.csv` as a frame, values as they were written; a torn last row is left out.
 
         A column is bool, integer or float if all its cells are; an empty cell is NaN
         among numbers and None elsewhere.
@@ -249,7 +261,12 @@ class RunFolder:
         """
         if not self._file(table).is_file():
             raise RunFolderError(f"{self.path} holds no table {table}.csv")
-        cells = pd.read_csv(self._file(table), dtype=str, na_filter=False)
+        content = self._file(table).read_bytes()
+        if not content.endswith(b"\n"):  # torn by a kill, or being written right now
+            content = b"".join(_split_records(content)[0])
+        if not content:
+            raise RunFolderError(f"{self._file(table)} is empty")
+        cells = pd.read_csv(io.BytesIO(content), dtype=str, na_filter=False)
         return pd.DataFrame(
             {name: _typed(cells[name].tolist(), name in text) for name in cells.columns},
             columns=list(cells.columns),
@@ -302,7 +319,7 @@ class RunFolder:
 def config_differences(
     stored: Mapping[str, Any],
     given: Mapping[str, Any],
-    allowed: Sequence[str] = ("rounds",),
+    allowed: Sequence[str] = ("rounds", "report"),
     rounds_done: int | None = None,
 ) -> list[str]:
     """How the flags of a resumed run differ from those it was started with.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -14,12 +16,13 @@ from jax.sharding import Mesh
 
 from fedjax_hk import config as config_lib
 from fedjax_hk import engine as engine_lib
-from fedjax_hk import models, records, summary
+from fedjax_hk import hk, models, records, summary
 from fedjax_hk.checkpoint import Checkpoints
 from fedjax_hk.config import Config, value_of
 from fedjax_hk.local_training import HParams, make_trainer
+from fedjax_hk.records import TEXT_COLUMNS
 from fedjax_hk.rules.coalition_map import splitting_threshold
-from fedjax_hk.rules.partitions import PARTITIONS, Settings
+from fedjax_hk.rules.partitions import NEIGHBORHOODS, PARTITIONS, Settings
 from fedjax_hk.run_folder import RunFolder
 from fedjax_hk.terminal import Progress, StopRequest
 from fedjax_hk.types import Array, Fleet
@@ -31,8 +34,6 @@ class Callback(Protocol):
     def on_round_end(self, round_number: int, metrics: dict[str, Any]) -> None:
         """Takes the row of `rounds.csv` once a round is in the tables."""
 
-
-TEXT_COLUMNS = ("coalition_sizes", "left_out")  # of rounds.csv, whatever they look like
 
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 _compilations: list[float] = []  # seconds of every compilation of this process
@@ -217,8 +218,10 @@ def run(
       callbacks: told of every round.
       stream: where progress goes; standard error if None.
     """
-    config, fleet = prepared.config, prepared.fleet
+    config, fleet, rule = prepared.config, prepared.fleet, prepared.config.rule()
     state, done = prepared.state, 0
+    if not (folder.path / "config.json").exists():  # main writes more of it, and earlier
+        folder.write_config({"flags": dataclasses.asdict(config), "data": describe_data(fleet)})
     with (
         Checkpoints(folder.path / "checkpoints", log=folder.log) as checkpoints,
         StopRequest() as stop,
@@ -235,20 +238,25 @@ def run(
                 start = time.perf_counter()
                 state, info = jax.block_until_ready(step(prepared, state, round_number))
                 seconds = time.perf_counter() - start
-                info = jax.tree.map(np.asarray, info._replace(gram_ss=None)), info.gram_ss
-                row = _write_round(folder, round_number, info[0], fleet, seconds)
+                # What only the end of a run reads stays on the device.
+                light = info._replace(grams=None, forecast_nw=None)
+                light = jax.tree.map(np.asarray, light)
+                row = _write_round(folder, round_number, light, fleet, seconds)
                 for callback in callbacks:
                     callback.on_round_end(round_number, row)
                 progress.update(round_number, summary.round_line(row, fleet.unit or "units"))
-                for note in said.about(row, *info):
+                for note in said.about(row, light, info.grams[rule.opinion]):
                     folder.log(note)
                     progress.say(note)
                 if round_number == config.rounds:
-                    clients, text = _finish(folder, config, fleet, info[0])
+                    light = light._replace(grams=info.grams, forecast_nw=info.forecast_nw)
+                    clients, text = _finish(folder, config, fleet, round_number, light)
                 checkpoints.save(round_number, state)
                 if stop.requested and round_number < config.rounds:
                     break
         checkpoints.wait()
+    if clients is not None and config.report:
+        _draw_report(folder, stream)
     rounds = folder.read_table("rounds", TEXT_COLUMNS)
     if done == config.rounds and (folder.path / "summary.txt").exists():  # nothing was left to do
         clients = folder.read_table("clients", ["client", "last_coalition"])
@@ -263,16 +271,57 @@ def _write_round(folder, round_number, info, fleet, seconds) -> dict[str, Any]:
     return row
 
 
-def _finish(folder, config, fleet, info) -> tuple[pd.DataFrame, str]:
+def _finish(folder, config, fleet, round_number, info) -> tuple[pd.DataFrame, str]:
     """Final tables and summary; written before the last checkpoint, so that a run whose
     last checkpoint is there has them."""
+    folder.write_table("forecasts", records.forecast_table(np.asarray(info.forecast_nw), fleet))
+    arrays = records.opinion_arrays(round_number, info, fleet, _neighborhood(config, info))
+    folder.write_arrays("opinions.npz", arrays)
     rounds = folder.read_table("rounds", TEXT_COLUMNS)
     coalitions = folder.read_table("coalitions", text=["client", "coalition", "status"])
     clients = records.client_table(info, fleet, coalitions)
     folder.write_table("clients", clients)
-    text = summary.summarize(config, fleet, rounds, clients)
+    text = summary.summarize(config, fleet.unit, rounds, clients)
     folder.write_text("summary.txt", text + "\n")
     return clients, text
+
+
+def _neighborhood(config, info) -> hk.Neighborhood | None:
+    """Whom clients listened to in the round, None if the partition has no threshold."""
+    rule = config.rule()
+    if rule.partition not in NEIGHBORHOODS:
+        return None
+    return NEIGHBORHOODS[rule.partition](
+        settings_of(config), hparams_of(config), info.grams[rule.opinion], info.present_s
+    )
+
+
+def _draw_report(folder, stream) -> None:
+    """Makes report.html. All results are on the disk already, so whatever fails here is said
+    and costs the pictures alone."""
+    try:
+        from fedjax_hk import report  # loads matplotlib
+
+        report.write_report(folder.path)
+    except Exception as error:
+        note = (
+            f"Note: the report could not be made ({type(error).__name__}: {error}). All tables "
+            f"are there; to try again: python -m fedjax_hk.report --run={folder.path}"
+        )
+        folder.log(note)
+        print(note, file=stream or sys.stderr)
+
+
+def describe_data(fleet: Fleet) -> dict[str, Any]:
+    """What a resumed run must find again, and what a reader of the folder must know."""
+    names = "\n".join(fleet.client_ids).encode()
+    return {
+        "source": fleet.source,
+        "fingerprint": fleet.fingerprint,
+        "unit": fleet.unit,
+        "clients": len(fleet.client_ids),
+        "clients_fingerprint": hashlib.sha256(names).hexdigest(),
+    }
 
 
 class _Notes:

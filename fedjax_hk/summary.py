@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedjax_hk import metrics
+from fedjax_hk import config as config_lib
+from fedjax_hk import isolated, metrics
 from fedjax_hk.config import Config
 from fedjax_hk.records import AFFINITY_NAMES
 from fedjax_hk.terminal import format_table
@@ -48,6 +49,43 @@ def round_line(row: dict[str, Any], unit: str) -> str:
     if row["clients"] < row["sampled_clients"]:
         line += f"  left out: {row['left_out']}"
     return line
+
+
+def rule_in_words(config: Config) -> list[str]:
+    """What the run's rule does, in sentences."""
+    rule, tau = config.rule(), config_lib.value_of(config, "tau")
+    what = {
+        "weights": "the weights of their trained models",
+        "update": "what they learned in the round",
+        "centered": "their weights minus the mean",
+    }[rule.opinion]
+    near = f"their cosine is at least {tau:g}"
+    if config.epsilon is not None:
+        near = f"they are at most {config.epsilon:g} apart"
+    elif config.tau_mode == "quantile":
+        near = f"they are among the closest {100 * (1 - tau):.3g} % of the pairs"
+    elif rule.partition == "hk_euclidean":
+        near = f"they are within tau = {tau:g} ({config.euclid_tau}) on unit vectors"
+    if rule.partition == "hk_band":
+        bounds = (config_lib.value_of(config, name) for name in ("eps_lower", "eps_upper"))
+        kind = "affinity quantile" if config.tau_mode == "quantile" else "cosine"
+        near = "their {} is from {:g} to {:g}".format(kind, *bounds)
+    num_k = config_lib.value_of(config, "num_coalitions")
+    served = "the model of its own coalition"
+    if rule.partition == "none":
+        first = "No coalitions: one model is the average of all clients of a round."
+    elif rule.partition == "singletons":
+        first, served = "No federation: every client trains alone.", "its own model"
+    elif rule.partition.startswith("hk"):
+        first = (
+            f"Clients compare {what} and listen to each other if {near}; who ends up at one "
+            "opinion is a coalition."
+        )
+    else:
+        first = f"Clients are grouped around {num_k:g} centers by {what}."
+    if rule.serve == "global":
+        served = "the one global model"
+    return [first, f"Each client is served and judged with {served}."]
 
 
 def partition_counts(config: Config) -> bool:
@@ -91,18 +129,25 @@ def nothing_changed(row: dict[str, Any], config: Config, splitting: str | None) 
     ]
     if splitting is not None:
         lines.append(f"  A threshold that would change this round: {_as_flag(splitting, config)}")
-    tries = []
-    if not partition_counts(config):
-        tries.append("--within=uniform --between=equal")
-    elif config.agg in ("hk_cosine", "hk_euclidean") and config.tau_mode == "absolute":
-        tries.append("--tau_mode=quantile --tau=0.95" + (" without --epsilon" if raw else ""))
-    if config.opinion in (None, "weights"):
-        tries.insert(0, "--opinion=update (compare what clients learned this round)")
-    if config.rule().serve == "global":
-        tries.append("--serve=coalition")
+    tries = partition_tries(config)
     if tries:
         lines.append("  Try: " + "; ".join(tries) + ".")
     return "\n".join(lines)
+
+
+def partition_tries(config: Config) -> list[str]:
+    """Flags under which a partition that changes nothing would do something."""
+    tries = []
+    if config.opinion in (None, "weights"):
+        tries.append("--opinion=update (compare what clients learned this round)")
+    if not partition_counts(config):
+        tries.append("--within=uniform --between=equal")
+    elif config.agg in ("hk_cosine", "hk_euclidean") and config.tau_mode == "absolute":
+        without = " without --epsilon" if config.epsilon is not None else ""
+        tries.append("--tau_mode=quantile --tau=0.95" + without)
+    if config.rule().serve == "global":
+        tries.append("--serve=coalition")
+    return tries
 
 
 def _as_flag(threshold: str, config: Config) -> str:
@@ -115,101 +160,155 @@ def _as_flag(threshold: str, config: Config) -> str:
     return flags + (" --tau_mode=absolute" if config.tau_mode != "absolute" else "")
 
 
-def summarize(config: Config, fleet: Fleet, rounds: pd.DataFrame, clients: pd.DataFrame) -> str:
-    """The end of a run: errors beside the naive forecasts, coalitions, what to look at."""
-    unit = fleet.unit or "units"
+def summarize(config: Config, unit: str, rounds: pd.DataFrame, clients: pd.DataFrame) -> str:
+    """The end of a run: errors beside the naive forecasts, coalitions, what to look at.
+
+    Args:
+      rounds, clients: the tables of these names.
+    """
     parts = [
-        f"{config.agg} after {len(rounds)} rounds, {len(clients)} clients judged on the last "
-        "fifth of their readings:",
-        _error_table(fleet, clients, unit),
-        _verdict(clients, unit),
-        _coalitions(config, fleet, rounds, clients),
+        headline(config, rounds, clients) + ":",
+        format_table(*error_table(clients, unit)),
+        verdict(clients, unit),
+        progress(rounds, unit),
+        "\n".join(
+            coalition_sentences(config, rounds) + isolated_sentences(config, unit, rounds, clients)
+        ),
+        *troubles(rounds, clients),
     ]
-    unscored = ~np.isfinite(clients["mae_units"])
-    if unscored.any():
-        parts.append(
-            f"Clients whose forecasts are not finite, left out of the means: {unscored.sum()}, "
-            f"such as {_some(clients['client'][unscored])}."
-        )
-    empty = clients["accuracy"].isna() & ~unscored
-    if empty.any():
-        parts.append(
-            f"Clients that read zero throughout their test span: {empty.sum()}, such as "
-            f"{_some(clients['client'][empty])}. They have no accuracy and count in the other "
-            "means."
-        )
-    dead = int(clients["dead"].sum())
-    if dead:
-        parts.append(
-            f"{dead} clients are forecast as zero throughout (dead output); "
-            "--activation=softplus cannot die."
-        )
-    if rounds["diverged_clients"].sum():
-        parts.append(
-            f"Models that were not finite were left out {int(rounds['diverged_clients'].sum())} "
-            "times; who and when is in coalitions.csv. A smaller --learning_rate may help."
-        )
+    tries = what_to_try(config, rounds, clients)
+    if tries:
+        parts.append("\n".join(["To try next:", *(f"  {one}" for one in tries)]))
     return "\n\n".join(part for part in parts if part)
 
 
-def _some(names: pd.Series) -> str:
-    return ", ".join(names.head(3))
+def headline(config: Config, rounds: pd.DataFrame, clients: pd.DataFrame) -> str:
+    """What was run, in half a line."""
+    many = "round" if len(rounds) == 1 else "rounds"
+    who = "client" if len(clients) == 1 else "clients"
+    return (
+        f"{config.agg} after {len(rounds)} {many}, {len(clients)} {who} judged on the last fifth "
+        "of their readings"
+    )
 
 
-def _error_table(fleet: Fleet, clients: pd.DataFrame, unit: str) -> str:
-    rows = [_error_row("the federated model", clients["mae_units"], clients["rmse_units"],
-                       clients["accuracy"], clients["mse"])]  # fmt: skip
-    for name, errors in metrics.naive_errors(fleet).items():
-        rows.append(
-            _error_row(
-                NAIVE_NAMES.get(name, name),
-                errors.mae_units,
-                errors.rmse_units,
-                errors.accuracy,
-                errors.mse,
-            )
-        )
+def naive_columns(clients: pd.DataFrame, field: str = "mae_units") -> dict[str, str]:
+    """Naive forecasts that can be made for some client, with their columns."""
+    found = {name: f"{name}_{field}" for name in NAIVE_NAMES}
+    return {n: c for n, c in found.items() if c in clients and np.isfinite(clients[c]).any()}
+
+
+def best_naive(clients: pd.DataFrame) -> str | None:
+    """Name of the naive forecast with the least mean error; None without any."""
+    columns = naive_columns(clients)
+    return min(columns, key=lambda name: clients[columns[name]].mean()) if columns else None
+
+
+def error_table(clients: pd.DataFrame, unit: str) -> tuple[list[list[str]], list[str]]:
+    """Rows and header of the errors beside the naive forecasts."""
+    unit = unit or "units"
+    rows = [_error_row("the federated model", clients, "")]
+    rows += [_error_row(NAIVE_NAMES[n], clients, f"{n}_") for n in naive_columns(clients)]
     header = [
         "forecast", f"MAE {unit}", "std", "median", "worst tenth", f"RMSE {unit}", "accuracy",
         "MSE scaled",
     ]  # fmt: skip
-    return format_table(rows, header)
+    return rows, header
 
 
-def _error_row(name, mae, rmse, accuracy, mse) -> list[str]:
-    spread = metrics.spread(np.asarray(mae))
-    right = metrics.spread(np.asarray(accuracy), higher_is_better=True)["mean"]
+def _error_row(label: str, clients: pd.DataFrame, prefix: str) -> list[str]:
+    def of(name: str, key: str = "mean", **options) -> float:
+        column = prefix + name
+        return metrics.spread(clients[column], **options)[key] if column in clients else np.nan
+
     return [
-        name,
-        *(f"{spread[key]:.4g}" for key in ("mean", "std", "median", "worst_tenth")),
-        f"{metrics.spread(np.asarray(rmse))['mean']:.4g}",
-        f"{100 * right:.1f} %",
-        f"{metrics.spread(np.asarray(mse))['mean']:.5f}",
+        label,
+        *(f"{of('mae_units', key):.4g}" for key in ("mean", "std", "median", "worst_tenth")),
+        f"{of('rmse_units'):.4g}",
+        f"{100 * of('accuracy', higher_is_better=True):.1f} %",
+        f"{of('mse'):.5f}",
     ]
 
 
-def _verdict(clients: pd.DataFrame, unit: str) -> str:
-    """The model against the best naive forecast, client by client."""
-    naive = [c for c in clients.columns if c.endswith("_mae_units") and c != "mae_units"]
-    if not naive:
+def differences(clients: pd.DataFrame, naive: str) -> pd.Series:
+    """Client by client, the model's error minus a naive forecast's, in units."""
+    apart = clients["mae_units"] - clients[f"{naive}_mae_units"]
+    return apart.replace([np.inf, -np.inf], np.nan)
+
+
+def interval_text(interval: metrics.Interval, unit: str) -> str:
+    """The interval in words; empty for a single client, which has none."""
+    if not np.isfinite(interval.low):
         return ""
-    best = min(naive, key=lambda column: clients[column].mean())
-    name = NAIVE_NAMES.get(best.removesuffix("_mae_units"), best)
-    difference = (clients["mae_units"] - clients[best]).replace([np.inf, -np.inf], np.nan)
-    if difference.isna().all():
+    return f"95 % interval over clients {interval.low:+.3g} to {interval.high:+.3g} {unit}"
+
+
+def verdict(clients: pd.DataFrame, unit: str) -> str:
+    """The model against the best naive forecast, client by client."""
+    best, unit = best_naive(clients), unit or "units"
+    if best is None:
+        return ""
+    apart = differences(clients, best)
+    if apart.isna().all():
         return "No client's forecasts are finite: the model cannot be compared."
-    better, known = int((difference < 0).sum()), int(difference.notna().sum())
-    word = "beats" if difference.mean() < 0 else "does NOT beat"
+    found = metrics.bootstrap_interval(apart)
+    better, known = int((apart < 0).sum()), int(apart.notna().sum())
+    word = "beats" if found.mean < 0 else "does NOT beat"
+    if found.low <= 0 <= found.high:
+        word = "cannot be told apart from"
+    interval = interval_text(found, unit)
     return (
-        f"The model {word} the best naive forecast ({name}): {abs(difference.mean()):.3g} {unit} "
-        f"{'less' if difference.mean() < 0 else 'more'} on average; "
+        f"The model {word} the best naive forecast ({NAIVE_NAMES[best]}): {abs(found.mean):.3g} "
+        f"{unit} {'less' if found.mean < 0 else 'more'} on average"
+        f"{f' ({interval}, paired bootstrap)' if interval else ''}; "
         f"it is better for {better} of {known} clients."
     )
 
 
-def _coalitions(config, fleet, rounds: pd.DataFrame, clients: pd.DataFrame) -> str:
-    if config.rule().partition in ("none", "singletons"):
+def progress(rounds: pd.DataFrame, unit: str) -> str:
+    """How the error went over the rounds; empty for a single round."""
+    mae = rounds["mae_units"]
+    if len(rounds) < 2 or mae.isna().all():
         return ""
+    best, unit = rounds.loc[mae.idxmin()], unit or "units"
+    return (
+        f"Error by round: {mae.iloc[0]:.4g} {unit} after round 1, {mae.iloc[-1]:.4g} after round "
+        f"{rounds['round'].iloc[-1]}; the least was {best['mae_units']:.4g} after round "
+        f"{best['round']}."
+    )
+
+
+def isolated_sentences(
+    config: Config, unit: str, rounds: pd.DataFrame, clients: pd.DataFrame
+) -> list[str]:
+    """Who was mostly alone, whether that says something about them, and their errors."""
+    if config.rule().partition in ("none", "singletons") or rounds["num_coalitions"].max() < 2:
+        return []
+    return isolated.sentences(clients, unit) + _alone_and_error(clients)
+
+
+def _alone_and_error(clients: pd.DataFrame) -> list[str]:
+    """Errors of the clients that were mostly alone beside the others', in naive errors."""
+    best = best_naive(clients)
+    alone = clients.index.isin(isolated.isolated_clients(clients).index)
+    if best is None or not 0 < alone.sum() < len(clients):
+        return []
+    known = differences(clients, best).notna()
+    naive = clients[f"{best}_mae_units"]
+    sides = [known & side for side in (alone, ~alone)]
+    if not all(naive[side].sum() > 0 for side in sides):
+        return []
+    ratios = [clients["mae_units"][side].sum() / naive[side].sum() for side in sides]
+    return [
+        f"Error over that of the best naive forecast: {ratios[0]:.2f} for clients that were "
+        f"mostly alone, {ratios[1]:.2f} for the others."
+    ]
+
+
+def coalition_sentences(config: Config, rounds: pd.DataFrame) -> list[str]:
+    """How many coalitions there were, and what that did."""
+    if config.rule().partition in ("none", "singletons"):
+        return []
     num = rounds["num_coalitions"]
     idle = int(rounds["changes_nothing"].sum())
     lines = [
@@ -224,16 +323,69 @@ def _coalitions(config, fleet, rounds: pd.DataFrame, clients: pd.DataFrame) -> s
     stuck = int((~rounds["converged"].astype(bool)).sum())
     if stuck:
         lines.append(f"In {stuck} rounds opinions were still moving at the last inner step.")
-    if fleet.planted is not None and rounds["agreement"].notna().any():
+    if rounds["agreement"].notna().any():
         lines.append(
             f"Agreement with the planted groups (adjusted Rand index, 1 is perfect, 0 is "
             f"chance): {rounds['agreement'].mean():.2f} on average."
         )
-    often = clients[clients["rounds_alone"] > 0].sort_values("rounds_alone", ascending=False)
-    if len(often) and num.max() > 1:
-        shown = ", ".join(
-            f"{one.client} ({one.rounds_alone} of {one.rounds_sampled})"
-            for one in often.head(5).itertuples()
+    return lines
+
+
+def troubles(rounds: pd.DataFrame, clients: pd.DataFrame) -> list[str]:
+    """What went wrong for some clients, a sentence each."""
+    found = []
+    unscored = ~np.isfinite(clients["mae_units"])
+    if unscored.any():
+        found.append(
+            f"Clients whose forecasts are not finite, left out of the means: {unscored.sum()}, "
+            f"such as {_some(clients['client'][unscored])}."
         )
-        lines.append(f"Most often alone in their rounds: {shown}.")
-    return "\n".join(lines)
+    empty = clients["accuracy"].isna() & ~unscored
+    if empty.any():
+        found.append(
+            f"Clients that read zero throughout their test span: {empty.sum()}, such as "
+            f"{_some(clients['client'][empty])}. They have no accuracy and count in the other "
+            "means."
+        )
+    dead = int(clients["dead"].sum())
+    if dead:
+        found.append(
+            f"{dead} clients are forecast as zero throughout (dead output); "
+            "--activation=softplus cannot die."
+        )
+    if rounds["diverged_clients"].sum():
+        found.append(
+            f"Models that were not finite were left out {int(rounds['diverged_clients'].sum())} "
+            "times; who and when is in coalitions.csv. A smaller --learning_rate may help."
+        )
+    return found
+
+
+def what_to_try(config: Config, rounds: pd.DataFrame, clients: pd.DataFrame) -> list[str]:
+    """Flags that the run's own figures suggest, a line each; what follows is up to the data."""
+    rule, tries = config.rule(), []
+    groups = rule.partition not in ("none", "singletons")
+    if groups and rule.serve == "global" and rounds["changes_nothing"].mean() > 0.5:
+        tries += [f"{one}: the partition changed nothing." for one in partition_tries(config)]
+    mae = rounds["mae_units"].to_numpy()
+    if len(mae) > 1 and mae[-1] < 0.99 * mae[-1 - max(1, len(mae) // 4)]:
+        tries.append(f"--rounds={2 * config.rounds} with --resume: the error was still falling.")
+    typical = 1 / max(rounds["clients"].median(), 1)
+    if groups and rule.between == "equal" and rounds["largest_weight"].max() > 5 * typical:
+        tries.append(
+            "--between=size or --min_coalition=2: a client that was alone weighed as much as a "
+            "whole coalition."
+        )
+    best = best_naive(clients)
+    if best and rule.partition != "singletons" and not differences(clients, best).mean() < 0:
+        tries.append("--agg=local: whether clients that train alone beat the naive forecast.")
+    if groups:
+        tries.append(
+            "--agg=fedavg with the same seed, then python -m fedjax_hk.compare RUN RUN: only that "
+            "says what the coalitions did to the error."
+        )
+    return tries
+
+
+def _some(names: pd.Series) -> str:
+    return ", ".join(names.head(3))

@@ -70,7 +70,8 @@ def test_local_is_training_alone(federation, fleet):
     state, _ = fed.run(few, rounds=3, hparams=HPARAMS)
     alone = fed.start()
     for number in range(3):
-        info = engine_lib.RoundInfo(np.arange(NUM), *([None] * 20))
+        nothing = dict.fromkeys(engine_lib.RoundInfo._fields)
+        info = engine_lib.RoundInfo(**nothing | {"cohort_s": np.arange(NUM)})
         models = locals_of(fed, few, alone, info, number=number)
         alone = alone._replace(starts_nd=jnp.asarray(models, jnp.float32))
     np.testing.assert_allclose(state.starts_nd, alone.starts_nd, rtol=1e-5, atol=1e-6)

@@ -206,7 +206,15 @@ def test_help_is_grouped_fast_and_loads_no_library():
 
 # Real processes. They share a cache of compiled programs, so that only the first one compiles.
 
-FLAGS = (*TINY, ONE_DEVICE, "--rounds=12", "--opinion=update", "--tau=0.5", "--seed=3")
+FLAGS = (
+    *TINY,
+    ONE_DEVICE,
+    "--noreport",
+    "--rounds=12",
+    "--opinion=update",
+    "--tau=0.5",
+    "--seed=3",
+)
 
 
 def python(*arguments: str) -> subprocess.CompletedProcess:

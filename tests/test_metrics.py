@@ -179,3 +179,49 @@ def test_agreement_with_planted_groups():
         metrics.agreement([0, 1], planted)
     with pytest.raises(ValueError, match="Expected"):
         metrics.adjusted_rand_index([0, 1], [0])
+
+
+def test_bootstrap_interval_by_hand():
+    values = np.random.default_rng(1).normal(3.0, 2.0, 200)
+    found = metrics.bootstrap_interval(np.r_[values, np.nan, np.inf])
+    assert found.num == 200 and found.mean == pytest.approx(values.mean())
+    half = 1.96 * values.std() / np.sqrt(200)  # what the mean of many clients tends to
+    assert found.low == pytest.approx(values.mean() - half, abs=0.1 * half)
+    assert found.high == pytest.approx(values.mean() + half, abs=0.1 * half)
+    assert metrics.bootstrap_interval(values) == metrics.bootstrap_interval(values)
+    assert metrics.bootstrap_interval(values) != metrics.bootstrap_interval(values, seed=1)
+    rng = np.random.default_rng(5)
+    means = [np.mean([values[rng.integers(200)] for _ in range(200)]) for _ in range(400)]
+    low, high = np.quantile(means, (0.025, 0.975))
+    assert (found.low, found.high) == (
+        pytest.approx(low, abs=0.2 * half),
+        pytest.approx(high, abs=0.2 * half),
+    )
+    same = metrics.bootstrap_interval([2.0, 2.0, 2.0])
+    assert (same.mean, same.low, same.high) == (2.0, 2.0, 2.0)
+
+
+@pytest.mark.parametrize("values", [[], [math.nan], [5.0]])
+def test_no_interval_of_fewer_than_two_clients(values):
+    found = metrics.bootstrap_interval(values)
+    assert math.isnan(found.low) and math.isnan(found.high)
+    assert found.num == np.isfinite(values).sum()
+
+
+def test_usage_equals_loops():
+    table = synthetic_fleet(4, 100)
+    values = table.values_tn.copy()
+    values[::3, 1] = 0
+    values[50:60, 2] = np.nan
+    fleet = build_fleet(table._replace(values_tn=values))
+    mean_n, zero_n = metrics.usage(fleet)
+    for i, client in enumerate(fleet.client_ids):
+        column = values[:, table.client_ids.index(client)]
+        seen = []
+        for t in range(12, len(column)):
+            # Training windows end with the training span, test windows begin after it.
+            if np.isfinite(column[t - 12 : t + 1]).all():
+                seen.append(column[t])
+        assert mean_n[i] == pytest.approx(np.mean(seen), rel=1e-5)
+        assert zero_n[i] == pytest.approx(np.mean(np.array(seen) == 0))
+    assert zero_n[1] > 0.3

@@ -31,7 +31,8 @@ def info_of(fleet, **changes) -> RoundInfo:
         "converged": np.bool_(True),
         "changes_nothing": np.bool_(False),
         "affinity_q": np.linspace(0, 1, 5, dtype=np.float32),
-        "gram_ss": None,
+        "grams": None,
+        "forecast_nw": forecast_nw,
         "dead_n": np.zeros(num, bool),
         "errors": metrics.client_errors(forecast_nw, fleet.test),
     }

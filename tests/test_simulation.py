@@ -50,7 +50,7 @@ def small_fleet(clients=7, days=75):
 def settings(**changes) -> Config:
     base = {
         "agg": "hk_cosine", "opinion": "update", "tau": 0.5, "rounds": ROUNDS, "epochs": 1,
-        "clients_per_round": 5, "devices": 1, "learning_rate": 0.01,
+        "clients_per_round": 5, "devices": 1, "learning_rate": 0.01, "report": False,
     }  # fmt: skip
     base |= changes
     return Config(**{name: value for name, value in base.items() if value is not None})
@@ -447,7 +447,7 @@ def test_a_partition_that_changes_nothing_is_said_once(tmp_path):
         assert "--serve=coalition" in text
     tau = re.search(r"would change this round: --tau=(\S+)\n", run.said).group(1)
     _, info = simulation.step(prepared, prepared.state, 1)
-    result = hk.interact_from_gram(info.gram_ss, hk.cosine(float(tau)))
+    result = hk.interact_from_gram(info.grams["weights"], hk.cosine(float(tau)))
     assert len(set(np.asarray(result.weights_s).round(6))) > 1
     _, info = simulation.step(prepared_with(opinion=None, tau=float(tau)), prepared.state, 1)
     assert not info.changes_nothing
@@ -640,7 +640,7 @@ def command(monkeypatch, tmp_path, capfd):
         monkeypatch.setattr(
             simulation, "run", lambda *args, **kw: run(*args, **{**kw, "callbacks": callbacks})
         )
-        code = main_lib.main(["main", "--devices=1", "--epochs=1", *flags])
+        code = main_lib.main(["main", "--devices=1", "--epochs=1", "--noreport", *flags])
         return code, *capfd.readouterr()
 
     return call
@@ -721,3 +721,44 @@ def test_checkpoints_that_cannot_be_read_are_named(command, tmp_path):
     assert code == 2
     assert "no checkpoint can be read" in err
     assert "Traceback" not in err
+
+
+# The report
+
+
+def test_a_run_ends_with_a_report(tmp_path):
+    run = Ran(prepared_with(report=True, rounds=2), tmp_path / "run")
+    page = (run.path / "report.html").read_text()
+    for name in ("error_per_round", "forecasts", "trajectories", "coalition_map", "affinity"):
+        assert (run.path / "pictures" / f"{name}.svg").exists()
+    assert page.count("<figure>") >= 6
+    with np.load(run.path / "opinions.npz") as opinions:
+        assert opinions["round"] == 2
+        last = run.csv("coalitions").query("round == 2")
+        assert opinions["cohort"].tolist() == last["client"].tolist()
+        # The stored inner products lead to the coalitions that the round found.
+        gram_ss = opinions["gram_update"]
+        with jax.enable_x64(True):
+            gram_ss = jnp.asarray(gram_ss)
+        near = hk.Neighborhood("cosine", np.float32(opinions["limit"]), np.float32(0))
+        found = hk.interact_from_gram(gram_ss, near)
+        np.testing.assert_array_equal(found.labels_s, opinions["labels"])
+    forecasts = run.csv("forecasts")
+    mae = (forecasts["forecast"] - forecasts["actual"]).abs().groupby(forecasts["client"]).mean()
+    clients = run.csv("clients").set_index("client")
+    np.testing.assert_allclose(mae[clients.index], clients["mae_units"], rtol=1e-4)
+
+
+def test_a_report_that_fails_costs_no_result(tmp_path, monkeypatch):
+    from fedjax_hk import report
+
+    def fail(path):
+        raise RuntimeError("no ink")
+
+    monkeypatch.setattr(report, "write_report", fail)
+    run = Ran(prepared_with(report=True), tmp_path / "run")
+    assert run.outcome.text and (run.path / "summary.txt").exists()
+    assert (run.path / "checkpoints" / str(ROUNDS)).is_dir()
+    for text in (run.said, run.log):
+        assert "the report could not be made (RuntimeError: no ink)" in text
+        assert f"python -m fedjax_hk.report --run={run.path}" in text

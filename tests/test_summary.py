@@ -118,6 +118,7 @@ def rounds_table(**changes):
         {
             "num_coalitions": [1, 3], "changes_nothing": [True, False], "converged": [True, False],
             "largest_weight": [0.2, 1 / 3], "agreement": [0.0, 0.5], "diverged_clients": [0, 0],
+            "round": [1, 2], "mae_units": [40.0, 30.0], "clients": [6, 6],
         }
     )  # fmt: skip
     return rounds.assign(**changes)
@@ -129,20 +130,25 @@ def clients_table(fleet, mae_units=30.0, **changes):
     table = table.assign(rmse_units=40.0, accuracy=0.5, mse=0.1, dead=False)
     table = table.assign(rounds_alone=0, rounds_sampled=2)
     for name, errors in metrics.naive_errors(fleet).items():
-        table[f"{name}_mae_units"] = errors.mae_units
+        for field in ("mae_units", "rmse_units", "accuracy", "mse"):
+            table[f"{name}_{field}"] = getattr(errors, field)
     return table.assign(**changes)
 
 
 def test_summary_of_a_run(fleet):
     text = summary.summarize(
-        Config(), fleet, rounds_table(), clients_table(fleet, rounds_alone=[0, 2, 0, 0, 1, 0])
+        Config(), fleet.unit, rounds_table(), clients_table(fleet, rounds_alone=[0, 2, 0, 0, 1, 0])
     )
     assert "hk_cosine after 2 rounds, 6 clients" in text
     assert "Coalitions a round: 1 to 3 (median 2); largest weight of one client 0.333" in text
     assert "In 1 of 2 rounds the partition changed nothing" in text
     assert "In 1 rounds opinions were still moving" in text
     assert "chance): 0.25 on average" in text
-    assert "Most often alone in their rounds: h0001 (2 of 2), h0004 (1 of 2)." in text
+    assert "Alone in at least half of their rounds: 2 of 6 clients, h0001 (2 of 2), h0004" in text
+    assert "Too few on one side to say whether they are unusual." in text
+    assert "Error by round: 40 units after round 1, 30 after round 2; the least was 30" in (
+        summary.progress(rounds_table(), "")
+    )
     for silent in ("dead", "not finite", "read zero", "nan"):
         assert silent not in text
 
@@ -150,17 +156,24 @@ def test_summary_of_a_run(fleet):
 def test_verdict_names_the_best_naive_forecast(fleet):
     naive = {k: np.nanmean(e.mae_units) for k, e in metrics.naive_errors(fleet).items()}
     best = min(naive, key=naive.get)
-    good = summary.summarize(Config(), fleet, rounds_table(), clients_table(fleet, 0.0))
+    good = summary.summarize(Config(), fleet.unit, rounds_table(), clients_table(fleet, 0.0))
     assert f"The model beats the best naive forecast ({summary.NAIVE_NAMES[best]})" in good
-    assert f"{naive[best]:.3g} L less on average; it is better for 6 of 6 clients" in good
-    bad = summary.summarize(Config(), fleet, rounds_table(), clients_table(fleet, 1e4))
+    assert f"{naive[best]:.3g} L less on average (95 % interval over clients -" in good
+    assert "it is better for 6 of 6 clients" in good
+    near = clients_table(fleet)
+    near["mae_units"] = near[f"{best}_mae_units"] + [1, -1, 1, -1, 1, -1]
+    same = summary.summarize(Config(), fleet.unit, rounds_table(), near)
+    assert "The model cannot be told apart from the best naive forecast" in same
+    one = summary.verdict(clients_table(fleet, 0.0).head(1), "L")
+    assert "beats" in one and "interval" not in one
+    bad = summary.summarize(Config(), fleet.unit, rounds_table(), clients_table(fleet, 1e4))
     assert "The model does NOT beat" in bad
     assert "better for 0 of 6" in bad
 
 
 def test_rules_without_coalitions_say_nothing_of_them(fleet):
     for agg in ("fedavg", "local"):
-        text = summary.summarize(Config(agg=agg), fleet, rounds_table(), clients_table(fleet))
+        text = summary.summarize(Config(agg=agg), fleet.unit, rounds_table(), clients_table(fleet))
         assert "Coalitions" not in text
         assert "changed nothing" not in text
 
@@ -171,7 +184,7 @@ def test_troubles_are_said(fleet):
     dead = [False] * 4 + [True] * 2
     text = summary.summarize(
         Config(),
-        fleet,
+        fleet.unit,
         rounds_table(diverged_clients=[1, 2]),
         clients_table(fleet, mae, accuracy=accuracy, dead=dead),
     )
@@ -185,13 +198,13 @@ def test_troubles_are_said(fleet):
 
 
 def test_a_model_that_cannot_be_judged_at_all(fleet):
-    text = summary.summarize(Config(), fleet, rounds_table(), clients_table(fleet, np.inf))
+    text = summary.summarize(Config(), fleet.unit, rounds_table(), clients_table(fleet, np.inf))
     assert "No client's forecasts are finite" in text
     assert "inf L" not in text
 
 
 def test_fleet_without_unit_or_truth(fleet):
-    bare = fleet._replace(unit="", planted=None)
-    text = summary.summarize(Config(), bare, rounds_table(), clients_table(bare))
+    rounds = rounds_table(agreement=[math.nan] * 2)
+    text = summary.summarize(Config(), "", rounds, clients_table(fleet))
     assert "MAE units" in text
     assert "planted" not in text

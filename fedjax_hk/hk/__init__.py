@@ -16,7 +16,7 @@ dynamics.py      the interaction until rest -> HKResult
 coalitions.py    coalitions, their weights and barycenters
 """
 
-from .affinity import UnitGram, dissimilarity, gram_matrix
+from .affinity import UnitGram, dissimilarity, gram_matrix, inner_products
 from .coalitions import average, barycenters, client_weights, coalition_sizes, components
 from .dynamics import HKResult, interact, interact_from_gram
 from .neighborhood import Neighborhood, ball, band, cosine, unit_ball
@@ -35,6 +35,7 @@ __all__ = [
     "cosine",
     "dissimilarity",
     "gram_matrix",
+    "inner_products",
     "interact",
     "interact_from_gram",
     "unit_ball",

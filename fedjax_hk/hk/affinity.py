@@ -123,6 +123,19 @@ def dissimilarity(gram: Array | UnitGram, kind: str = "cosine") -> Array:
     return in_gram_precision(pairs, gram)(lax.stop_gradient(gram))
 
 
+def inner_products(gram: Array | UnitGram) -> np.ndarray:
+    """`[S, S]` float64 inner products of the opinions, to be kept outside of JAX.
+
+    Args:
+      gram: from `gram_matrix`, concrete.
+    """
+    if not isinstance(gram, UnitGram):
+        return np.asarray(gram, np.float64)
+    inner_ss, mean_dot_s, mean_square, norms_s = (np.asarray(x, np.float64) for x in gram)
+    unit_ss = mean_square + mean_dot_s[:, None] + mean_dot_s[None, :] + inner_ss
+    return norms_s[:, None] * norms_s[None, :] * unit_ss
+
+
 def pairwise(positions: Positions, kind: str) -> Array:
     """Dissimilarities of positions.
 

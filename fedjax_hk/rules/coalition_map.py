@@ -31,12 +31,14 @@ class CoalitionMap(NamedTuple):
     num_coalitions_t: `[T]` int32.
     largest_t: `[T]` int32 members of the largest coalition.
     changes_t: `[T]` bool, eq. (16) differs from the plain mean.
+    sizes_ts: `[T, S]` int32 sizes of the coalitions, largest first, 0 beyond the last.
     """
 
     limits_t: np.ndarray
     num_coalitions_t: np.ndarray
     largest_t: np.ndarray
     changes_t: np.ndarray
+    sizes_ts: np.ndarray
 
 
 def coalition_map(
@@ -114,6 +116,7 @@ def _map(gram_ss, mask_s, limits_t, *, kind, state_norm):
             gram_ss, near, mask=mask_s, max_steps=MAX_STEPS, state_norm=state_norm
         )
         changes = ~equals_plain_mean(found.weights_s, mask_s)
-        return found.num_coalitions, jnp.max(found.sizes_s), changes
+        sizes_s = -jnp.sort(-found.sizes_s)
+        return found.num_coalitions, sizes_s[0], changes, sizes_s
 
     return jax.vmap(one)(hk.Neighborhood(kind, limits_t, jnp.zeros_like(limits_t)))

@@ -243,12 +243,17 @@ def pair_quantiles(apart_ss: Array, mask_s: Array, levels: Array) -> Array:
     return jnp.where(last >= 0, value, jnp.nan)
 
 
+# Whom a client listens to: `(settings, hparams, gram_ss, mask_s) -> hk.Neighborhood`.
+NEIGHBORHOODS: dict[str, Callable[..., hk.Neighborhood]] = {
+    "hk_euclidean": _euclidean,
+    "hk_cosine": _cosine,
+    "hk_band": _band,
+}
+
 PARTITIONS: dict[str, Callable[[Settings], Partition]] = {
     "none": _none,
     "singletons": _singletons,
-    "hk_euclidean": _hk(_euclidean),
-    "hk_cosine": _hk(_cosine),
-    "hk_band": _hk(_band),
+    **{name: _hk(neighborhood) for name, neighborhood in NEIGHBORHOODS.items()},
     "fixed_k_euclidean": _fixed_k("ball"),
     "fixed_k_cosine": _fixed_k("cosine"),
 }

@@ -1,0 +1,351 @@
+"""`python -m fedjax_hk.compare RUN RUN ...`: several runs on the same data, side by side.
+
+Runs that differ in their seed alone are one method; its error is the mean over seeds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from absl import flags
+
+from fedjax_hk import metrics, page, plots, summary
+from fedjax_hk.config import Config
+from fedjax_hk.run_folder import RunFolder, RunFolderError
+from fedjax_hk.run_tables import RunTables, load
+from fedjax_hk.terminal import format_table
+
+# Flags that do not change what a run computes, but for the seed.
+_SAME_METHOD = ("seed", "output", "chunk", "devices", "report")
+
+
+class CompareError(ValueError):
+    """Runs that cannot be compared; the message names them and the fix."""
+
+
+class Method(NamedTuple):
+    """Runs that differ in the seed alone.
+
+    Attributes:
+      name: the rule, and the flags in which it differs from the others.
+      runs: one or more.
+      mae_n: `[N]` error of each client in units, mean over the runs; NaN if it cannot be
+        scored in one of them.
+    """
+
+    name: str
+    runs: list[RunTables]
+    mae_n: np.ndarray
+
+
+def load_methods(paths: Sequence[str | os.PathLike]) -> list[Method]:
+    """Reads and groups the runs, in the order in which they were given.
+
+    Raises:
+      CompareError: fewer than two runs, one given twice or not at its end, other data,
+        unit, clients or targets.
+      RunFolderError: as `run_tables.load`.
+    """
+    whole = [pathlib.Path(path).resolve() for path in paths]
+    if len(set(whole)) < len(whole):
+        again = next(path for path in whole if whole.count(path) > 1)
+        raise CompareError(f"{again} is given twice; give each run once.")
+    if len(whole) < 2:
+        raise CompareError("Give two run folders or more.")
+    runs = [load(path) for path in paths]
+    for run in runs:
+        if run.clients is None:
+            raise CompareError(
+                f"{run.path} has not reached its end; go on with it first: "
+                f"python -m fedjax_hk.main --resume={run.path}"
+            )
+        _check_same(runs[0], run)
+    groups: dict[Config, list[RunTables]] = {}
+    for run in runs:
+        neutral = {name: getattr(Config, name) for name in _SAME_METHOD}
+        groups.setdefault(dataclasses.replace(run.config, **neutral), []).append(run)
+    names = _names(list(groups))
+    errors = [np.mean([run.clients["mae_units"] for run in one], axis=0) for one in groups.values()]
+    return [Method(*parts) for parts in zip(names, groups.values(), errors, strict=True)]
+
+
+def _check_same(first: RunTables, other: RunTables) -> None:
+    def refuse(what: str, one: object, two: object) -> None:
+        raise CompareError(
+            f"{first.path} and {other.path} have {what} ({one} and {two}); errors on them cannot "
+            "be compared. Give runs on the same data."
+        )
+
+    for key, what in (("fingerprint", "other data"), ("unit", "other units")):
+        if first.data.get(key) != other.data.get(key):
+            refuse(what, first.data.get(key) or "none", other.data.get(key) or "none")
+    names = [set(run.clients["client"]) for run in (first, other)]
+    if list(first.clients["client"]) != list(other.clients["client"]):
+        odd = sorted(names[0] ^ names[1])[:3] or ["another order"]
+        refuse("other clients", len(names[0]), f"{len(names[1])}; {', '.join(odd)}")
+    if first.config.horizon != other.config.horizon:
+        refuse("other horizons", first.config.horizon, other.config.horizon)
+    windows = [run.clients["test_windows"] for run in (first, other)]
+    if not windows[0].equals(windows[1]):
+        refuse("other test windows", int(windows[0].sum()), int(windows[1].sum()))
+
+
+def _names(configs: Sequence[Config]) -> list[str]:
+    """The rule, and flags that are not the default where the methods differ in them."""
+    names = []
+    for config in configs:
+        parts = [config.agg]
+        for item in dataclasses.fields(Config):
+            value = getattr(config, item.name)
+            differs = len({getattr(one, item.name) for one in configs}) > 1
+            if item.name not in ("agg", *_SAME_METHOD) and differs and value != item.default:
+                parts.append(f"--{item.name}={value}")
+        names.append(" ".join(parts))
+    return names
+
+
+def method_table(methods: Sequence[Method]) -> pd.DataFrame:
+    """One row a method, then one a naive forecast.
+
+    Errors in units; `mae_std_clients` is over the clients' errors, each a mean over seeds,
+    `mae_std_seeds` over the fleet means of the seeds (divided by their number less one).
+    """
+    rows = []
+    for method in methods:
+        tables = [run.clients for run in method.runs]
+        spread = metrics.spread(method.mae_n)
+        seeds = [metrics.spread(table["mae_units"])["mean"] for table in tables]
+        coalitions = pd.concat([run.rounds["num_coalitions"] for run in method.runs])
+        rows.append(
+            _row(method.name, spread, tables, "")
+            | {
+                "seeds": len({run.config.seed for run in method.runs}),
+                "mae_std_seeds": float(np.std(seeds, ddof=1)) if len(seeds) > 1 else np.nan,
+                "coalitions_median": float(coalitions.median()),
+            }
+        )
+    clients = methods[0].runs[0].clients
+    for name, column in summary.naive_columns(clients).items():
+        label = f"naive: {summary.NAIVE_NAMES[name]}"
+        rows.append(_row(label, metrics.spread(clients[column]), [clients], f"{name}_"))
+    columns = [
+        "method", "seeds", "mae", "mae_std_clients", "mae_std_seeds", "median", "worst_tenth",
+        "accuracy", "mse_scaled", "coalitions_median",
+    ]  # fmt: skip
+    return pd.DataFrame(rows).reindex(columns=columns)
+
+
+def _row(name: str, spread: dict[str, float], tables: list[pd.DataFrame], prefix: str) -> dict:
+    def mean(field: str) -> float:
+        column = prefix + field
+        values = [metrics.spread(one[column])["mean"] for one in tables if column in one]
+        return float(np.mean(values)) if values else np.nan
+
+    return {
+        "method": name,
+        "mae": spread["mean"],
+        "mae_std_clients": spread["std"],
+        "median": spread["median"],
+        "worst_tenth": spread["worst_tenth"],
+        "accuracy": mean("accuracy"),
+        "mse_scaled": mean("mse"),
+    }
+
+
+def differences(methods: Sequence[Method], base: int) -> list[tuple[str, metrics.Interval, int]]:
+    """Every other method against one of them, client by client.
+
+    Returns:
+      name, mean difference (method minus base) with its interval, and how many clients it is
+      better for.
+    """
+    found = []
+    for number, method in enumerate(methods):
+        apart_n = method.mae_n - methods[base].mae_n
+        if number != base:
+            better = int((apart_n < 0).sum())
+            found.append((method.name, metrics.bootstrap_interval(apart_n), better))
+    return found
+
+
+def base_of(methods: Sequence[Method]) -> int:
+    """The method that others are measured against: FedAvg if it is there, else the first."""
+    averages = [n for n, one in enumerate(methods) if one.runs[0].config.agg == "fedavg"]
+    return averages[0] if averages else 0
+
+
+def sentences(methods: Sequence[Method]) -> list[str]:
+    """The paired differences in words."""
+    base, unit = base_of(methods), methods[0].runs[0].unit
+    lines = []
+    for name, found, better in differences(methods, base):
+        if not found.num:
+            lines.append(f"{name}: no client can be scored in both.")
+            continue
+        word = "less" if found.mean < 0 else "more"
+        interval = summary.interval_text(found, unit)
+        told = " (cannot be told apart)" if found.low <= 0 <= found.high else ""
+        lines.append(
+            f"{name}: {abs(found.mean):.3g} {unit} {word} than {methods[base].name}{told}"
+            f"{f'; {interval}' if interval else ''}; better for {better} of {found.num} clients."
+        )
+    return lines
+
+
+def write_comparison(paths: Sequence[str | os.PathLike], output: str | os.PathLike) -> str:
+    """Makes `compare.csv`, `compare_clients.csv`, `compare.html` and `pictures/` in a folder.
+
+    Returns:
+      The table and the sentences as text.
+
+    Raises:
+      CompareError, RunFolderError: as `load_methods`.
+    """
+    methods = load_methods(paths)
+    pathlib.Path(output).mkdir(parents=True, exist_ok=True)
+    folder, table = RunFolder(pathlib.Path(output), None), method_table(methods)
+    folder.write_table("compare", table)
+    by_client = {"client": methods[0].runs[0].clients["client"]}
+    folder.write_table(
+        "compare_clients", pd.DataFrame(by_client | {one.name: one.mae_n for one in methods})
+    )
+    rows, header = _shown(table, methods[0].runs[0].unit)
+    lines = sentences(methods)
+    figures = _figures(methods, table, folder)
+    title = f"{len(methods)} methods, {sum(len(one.runs) for one in methods)} runs"
+    folder.write_text("compare.html", _page(title, methods, rows, header, lines, figures))
+    paired = f"Paired over clients, against {methods[base_of(methods)].name}:"
+    return "\n".join([format_table(rows, header), "", *([paired] if lines else []), *lines])
+
+
+def _shown(table: pd.DataFrame, unit: str) -> tuple[list[list[str]], list[str]]:
+    def number(value: float, form: str = "{:.4g}") -> str:
+        return form.format(value) if np.isfinite(value) else "-"
+
+    rows = [
+        [
+            one.method, number(one.seeds, "{:.0f}"), number(one.mae), number(one.mae_std_clients),
+            number(one.mae_std_seeds), number(one.median), number(one.worst_tenth),
+            number(100 * one.accuracy, "{:.1f} %"), number(one.mse_scaled, "{:.5f}"),
+            number(one.coalitions_median, "{:g}"),
+        ]
+        for one in table.itertuples()
+    ]  # fmt: skip
+    header = [
+        "method", "seeds", f"MAE {unit}", "std clients", "std seeds", "median", "worst tenth",
+        "accuracy", "MSE scaled", "coalitions",
+    ]  # fmt: skip
+    return rows, header
+
+
+def _figures(methods: Sequence[Method], table: pd.DataFrame, folder: RunFolder) -> list[str]:
+    unit, base = methods[0].runs[0].unit, base_of(methods)
+    ours, naive = table.iloc[: len(methods)], table.iloc[len(methods) :]
+    best = naive.loc[naive["mae"].idxmin()] if len(naive) else None
+    level = (f"{best['method']}: {best['mae']:.4g}", best["mae"]) if best is not None else None
+    together = pd.DataFrame({one.name: _by_round(one) for one in methods})
+    pairs = differences(methods, base)
+    drawn = [
+        (
+            "compare_methods",
+            "Error by method",
+            "Mean absolute error over the clients; thin bars: standard deviation over the "
+            "clients, thick bars: over the seeds. Dashed: the best naive forecast.",
+            plots.methods(
+                ours["method"], ours["mae"], ours["mae_std_clients"], ours["mae_std_seeds"],
+                level, unit,
+            ),
+        ),
+        (
+            "compare_rounds",
+            "Error per round",
+            "Mean absolute error over the clients after each round, mean over the seeds.",
+            plots.over_rounds(
+                together.index,
+                {name: together[name] for name in together},
+                dict([level]) if level else {},
+                f"MAE {plots.plain(unit)}",
+            ),
+        ),
+        (
+            "compare_differences",
+            "Paired differences",
+            f"Error minus that of {methods[base].name}, client by client: mean and 95 % interval "
+            "over the clients (percentile bootstrap). Left of the dashed line is better.",
+            plots.intervals(
+                [one[0] for one in pairs], [one[1] for one in pairs], methods[base].name, unit
+            )
+            if pairs
+            else None,
+        ),
+    ]  # fmt: skip
+    alt = "; ".join(f"{one.method} {one.mae:.4g} {unit}" for one in ours.itertuples())
+    said = {"compare_methods": alt, "compare_rounds": f"At the end: {alt}"}
+    figures = []
+    for name, title, caption, figure in drawn:
+        if figure is None:
+            continue
+        svg = plots.to_svg(figure, name)
+        text = said.get(name, " ".join(sentences(methods)))
+        figures.append(page.figure(svg, title, caption, f"{title}. {text}"))
+        plots.write(folder, name, figure, svg)
+    return figures
+
+
+def _by_round(method: Method) -> pd.Series:
+    """Error after each round, mean over the seeds."""
+    runs = [run.rounds.set_index("round")["mae_units"] for run in method.runs]
+    return pd.concat(runs, axis=1).mean(axis=1)
+
+
+def _page(title, methods, rows, header, lines, figures) -> str:
+    first = methods[0].runs[0]
+    paths = [
+        [one.name, run.config.seed, len(run.rounds), run.path] for one in methods
+        for run in one.runs
+    ]  # fmt: skip
+    base = methods[base_of(methods)].name
+    return page.page(
+        title,
+        [
+            page.heading(title, 1),
+            page.paragraphs(
+                [f"Data: {first.data.get('source', '')}; {len(first.clients)} clients."]
+            ),
+            page.table(rows, header, "Errors by method"),
+            page.heading(f"Client by client against {base}") if lines else "",
+            page.bullets(lines),
+            page.heading("Pictures"),
+            *figures,
+            page.heading("Runs"),
+            page.table(paths, ["method", "seed", "rounds", "folder"], "Runs"),
+        ],
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Compares the run folders named; returns the exit code."""
+    values = flags.FlagValues()
+    flags.DEFINE_string("output", "compare", "folder of the comparison", flag_values=values)
+    try:
+        paths = values(sys.argv if argv is None else argv)[1:]
+        print(write_comparison(paths, values.output))
+        print(f"\nComparison: {pathlib.Path(values.output) / 'compare.html'}")
+    except (flags.Error, CompareError, RunFolderError) as error:
+        print(f"Error:\n  {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"Error:\n  --output={values.output}: {error.strerror}.", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,258 @@
+"""`python -m fedjax_hk.report --run=FOLDER`: what a run found, as one page with pictures.
+
+The page depends on the files of the run folder alone.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import sys
+
+import numpy as np
+from absl import flags
+
+from fedjax_hk import isolated, page, plots, summary
+from fedjax_hk.config import Config
+from fedjax_hk.gallery import pictures
+from fedjax_hk.run_folder import RunFolder, RunFolderError
+from fedjax_hk.run_tables import RunTables, load
+
+ROWS_SHOWN = 30  # of a table in the page; the CSV files have them all
+
+
+def write_report(path: str | os.PathLike) -> pathlib.Path:
+    """Makes `report.html` and `pictures/` in a run folder; returns the page's path.
+
+    Raises:
+      RunFolderError: as `run_tables.load`.
+    """
+    run, folder = load(path), RunFolder(pathlib.Path(path), None)
+    figures = []
+    for one in pictures(run):
+        svg = plots.to_svg(one.figure, one.name)
+        figures.append(page.figure(svg, one.title, one.caption, one.alt))
+        plots.write(folder, one.name, one.figure, svg)
+    folder.write_text("report.html", html(run, figures))
+    return folder.path / "report.html"
+
+
+def html(run: RunTables, figures: list[str]) -> str:
+    """The page, with its pictures as HTML."""
+    title = f"{run.config.agg} on {run.data.get('clients', len(_names(run)))} clients"
+    return page.page(
+        title,
+        [
+            page.heading(title, 1),
+            *_answer(run),
+            *_what_was_run(run),
+            *_errors(run),
+            *_coalitions(run),
+            *_isolated(run),
+            *_left_out(run),
+            *_to_try(run),
+            page.heading("Pictures"),
+            *figures,
+            *_settings(run),
+        ],
+    )
+
+
+def _names(run: RunTables) -> list[str]:
+    return sorted(run.coalitions["client"].unique())
+
+
+def _answer(run: RunTables) -> list[str]:
+    done, planned = len(run.rounds), run.planned_rounds
+    if run.clients is not None:
+        first = summary.headline(run.config, run.rounds, run.clients) + "."
+        texts = [first, summary.verdict(run.clients, run.unit)]
+    else:
+        last = run.rounds.iloc[-1]
+        texts = [
+            f"{run.config.agg}, stopped after {done} of {planned} rounds. The mean absolute error "
+            f"is {last['mae_units']:.4g} {run.unit} so far; naive forecasts are compared at the "
+            "end.",
+            f"To go on: python -m fedjax_hk.main --resume={run.path}",
+        ]
+    texts.append(summary.progress(run.rounds, run.unit))
+    idle = run.rounds["changes_nothing"].all()
+    rule = run.config.rule()
+    if rule.partition not in ("none", "singletons") and idle and rule.serve == "global":
+        texts.append("The coalitions did nothing to the error: the partition changed no round.")
+    return ['<div class="answer">', page.paragraphs(texts), "</div>"]
+
+
+def _what_was_run(run: RunTables) -> list[str]:
+    data, rounds = run.data, run.rounds
+    source = f"Data: {data['source']}." if data.get("source") else ""
+    windows = ""
+    if run.clients is not None:
+        train, test = run.clients["train_windows"], run.clients["test_windows"]
+        windows = (
+            f"{len(run.clients)} clients with {train.median():.0f} training and "
+            f"{test.median():.0f} test windows each (median)."
+        )
+    cohort = (
+        f"Of them, {int(rounds['sampled_clients'].iloc[-1])} were drawn for each round; a round "
+        f"took {rounds['seconds'].median():.3g} s (median)."
+    )
+    return [
+        page.heading("What was run"),
+        page.paragraphs([source, windows + " " + cohort, *summary.rule_in_words(run.config)]),
+    ]
+
+
+def _errors(run: RunTables) -> list[str]:
+    if run.clients is None:
+        return []
+    return [
+        page.heading("Errors"),
+        page.table(*summary.error_table(run.clients, run.unit), "Errors"),
+        page.paragraphs(
+            [
+                "Means over the clients, each client counting once; worst tenth: the mean of the "
+                "tenth of the clients with the largest errors."
+            ]
+        ),
+        page.paragraphs(summary.troubles(run.rounds, run.clients), "note"),
+    ]
+
+
+def _coalitions(run: RunTables) -> list[str]:
+    sentences = summary.coalition_sentences(run.config, run.rounds)
+    if not sentences:
+        return [page.heading("Coalitions"), page.paragraphs(summary.rule_in_words(run.config)[:1])]
+    last = run.coalitions[run.coalitions["round"] == run.rounds["round"].iloc[-1]]
+    last = last[last["status"] == "took part"]
+    groups = sorted(last.groupby("coalition")["client"].agg(list), key=len, reverse=True)
+    rows = [[len(one), _some(one, 12)] for one in groups if len(one) > 1][:ROWS_SHOWN]
+    alone = [one[0] for one in groups if len(one) == 1]
+    if alone:
+        rows.append(["alone", f"{len(alone)}: {_some(alone, 12)}"])
+    return [
+        page.heading("Coalitions"),
+        page.paragraphs(sentences),
+        page.heading(f"In round {run.rounds['round'].iloc[-1]}", 3),
+        page.table(rows, ["size", "members"], "Coalitions of the last round"),
+    ]
+
+
+def _some(names: list[str], most: int) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def _isolated(run: RunTables) -> list[str]:
+    if run.clients is None or run.config.rule().partition in ("none", "singletons"):
+        return []
+    found = isolated.isolated_clients(run.clients)
+    intro = "Clients that were alone in at least half of the rounds they took part in"
+    if not len(found):
+        return [page.heading("Isolated clients"), page.paragraphs([f"{intro}: none."])]
+    rows = [
+        [
+            one.client,
+            f"{one.rounds_alone} of {one.rounds_sampled}",
+            _number(getattr(one, "mean_units", np.nan)),
+            _percent(getattr(one, "zero_share", np.nan)),
+            _number(one.mae_units),
+        ]
+        for one in found.head(ROWS_SHOWN).itertuples()
+    ]
+    header = ["client", "rounds alone", f"mean use, {run.unit}", "zeros", f"MAE {run.unit}"]
+    if len(found) > ROWS_SHOWN:
+        intro += f" (the first {ROWS_SHOWN} of {len(found)}; all in clients.csv)"
+    others = run.clients.drop(found.index)
+    if len(others) and "mean_units" in others:
+        rows.append(
+            [
+                "median of the others", "", _number(others["mean_units"].median()),
+                _percent(others["zero_share"].median()), _number(others["mae_units"].median()),
+            ]
+        )  # fmt: skip
+    return [
+        page.heading("Isolated clients"),
+        page.paragraphs([intro + ":"]),
+        page.table(rows, header, "Isolated clients"),
+        page.paragraphs(
+            summary.isolated_sentences(run.config, run.unit, run.rounds, run.clients)[1:]
+        ),
+    ]
+
+
+def _number(value: float) -> str:
+    return f"{value:.4g}" if np.isfinite(value) else "-"
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.1f} %" if np.isfinite(value) else "-"
+
+
+def _left_out(run: RunTables) -> list[str]:
+    parts = [page.heading("Left out")]
+    excluded = run.excluded
+    if len(excluded):
+        rows = excluded.head(ROWS_SHOWN)[["client", "reason"]].values.tolist()
+        more = f"; the first {ROWS_SHOWN}, all in excluded.csv" if len(rows) < len(excluded) else ""
+        parts += [
+            page.paragraphs([f"Left out before the run: {len(excluded)} clients{more}."]),
+            page.table(rows, ["client", "reason"], "Clients left out"),
+        ]
+    missed = run.coalitions[run.coalitions["status"] != "took part"]
+    if len(missed):
+        counts = missed.groupby(["client", "status"]).size().sort_values(ascending=False)
+        rows = [[client, why, num] for (client, why), num in counts.head(ROWS_SHOWN).items()]
+        parts += [
+            page.paragraphs(["Drawn for a round, but not part of it:"]),
+            page.table(rows, ["client", "reason", "rounds"], "Clients left out of rounds"),
+        ]
+    if len(parts) == 1:
+        parts.append(page.paragraphs(["Nobody."]))
+    return parts
+
+
+def _to_try(run: RunTables) -> list[str]:
+    if run.clients is None:
+        return []
+    tries = summary.what_to_try(run.config, run.rounds, run.clients)
+    return [page.heading("What to try next"), page.bullets(tries)] if tries else []
+
+
+def _settings(run: RunTables) -> list[str]:
+    def rows(values: dict) -> list[list]:
+        return [[name, "" if value is None else value] for name, value in values.items()]
+
+    about = {"data fingerprint": run.data.get("fingerprint", ""), **run.device, **run.versions}
+    flags_of = {f"--{name}": value for name, value in run.flags.items()}
+    changed = {
+        f"--{name}": value
+        for name, value in run.flags.items()
+        if value != getattr(Config, name, None)
+    }
+    return [
+        page.heading("Settings"),
+        page.paragraphs([f"Run folder: {run.path}"]),
+        page.table(rows(changed), ["flag", "value"], "Settings that are not the default"),
+        page.details("All settings", page.table(rows(flags_of), ["flag", "value"], "Settings")),
+        page.details("Data, device and versions", page.table(rows(about), ["", ""], "Versions")),
+    ]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Makes the report of the folder again; returns the exit code."""
+    values = flags.FlagValues()
+    flags.DEFINE_string("run", "", "run folder", flag_values=values)
+    try:
+        rest = values(sys.argv if argv is None else argv)
+        if len(rest) > 1 or not values.run:
+            raise flags.Error("give the run folder: python -m fedjax_hk.report --run=FOLDER")
+        print(f"Report: {write_report(values.run)}")
+    except (flags.Error, RunFolderError) as error:
+        print(f"Error:\n  {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

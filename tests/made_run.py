@@ -1,0 +1,92 @@
+"""Run folders made without training, by the functions that a run writes its tables with."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import numpy as np
+
+from fedjax_hk import data, hk, metrics, records, run_folder, simulation, summary
+from fedjax_hk.config import Config
+from fedjax_hk.engine import RoundInfo
+
+CLIENTS = 8
+HOSTILE = "<script>alert(1)</script>&\"'$x^2$"
+
+
+@functools.cache
+def fleet_of(num: int = CLIENTS):
+    return data.build_fleet(data.synthetic_fleet(num, 75))
+
+
+def opinions_of(num: int, seed: int = 0) -> np.ndarray:
+    """`[S, 5]`: two coalitions, and the last client on its own."""
+    rng = np.random.default_rng(seed)
+    means = np.eye(5)[np.where(np.arange(num) % 2 == 0, 0, 1)]
+    means[-1] = np.eye(5)[2] if num > 2 else means[-1]
+    return means + 0.1 * rng.standard_normal((num, 5))
+
+
+def make_run(
+    path, config=None, *, fleet=None, rounds=2, error=0.1, seed=0, finish=True, masked=(), **changes
+):
+    """Writes a run folder as a run does.
+
+    Args:
+      error: standard deviation of the (scaled) forecasts from the readings.
+      finish: False for a run that was stopped after its last round.
+      masked: places that do not take part in the last round.
+      changes: entries of the rounds' `RoundInfo`.
+    """
+    fleet = fleet or fleet_of()
+    config = config or Config(opinion="update", tau=0.5, rounds=rounds, seed=seed)
+    num, rule = len(fleet.client_ids), config.rule()
+    rng = np.random.default_rng(seed)
+    with run_folder.create(path) as folder:
+        folder.write_config(
+            {"flags": dataclasses.asdict(config), "data": simulation.describe_data(fleet)}
+        )
+        if fleet.excluded:
+            import pandas as pd
+
+            folder.write_table("excluded", pd.DataFrame(fleet.excluded))
+        for number in range(1, rounds + 1):
+            opinions = opinions_of(num, seed + number).astype(np.float32)
+            present = np.ones(num, bool)
+            present[list(masked) if number == rounds else []] = False
+            grams = {name: hk.gram_matrix(opinions, mask=present) for name in records_spaces()}
+            labels = np.where(np.arange(num) % 2 == 0, 0, 1)
+            labels[-1] = num - 1 if num > 2 else labels[-1]
+            if rule.partition == "none":
+                labels[:] = 0
+            if rule.partition == "singletons":
+                labels = np.arange(num)
+            labels[~present] = -1
+            noise = error * rng.standard_normal(fleet.test.targets.shape) / number
+            forecast = (fleet.test.targets + noise).astype(np.float32)
+            limit = 0.5 if rule.partition.startswith("hk") else np.nan
+            values = {name: np.float32(0.5) for name in RoundInfo._fields} | {
+                "cohort_s": np.arange(num), "present_s": present, "finite_s": present,
+                "labels_s": labels, "weights_s": present / present.sum(),
+                "loss_s": np.ones(num), "num_coalitions": len(set(labels[present])),
+                "num_steps": np.int32(2), "converged": np.bool_(True), "limit": np.float32(limit),
+                "changes_nothing": np.bool_(False), "affinity_q": np.linspace(0, 1, 5),
+                "grams": grams, "forecast_nw": forecast, "dead_n": np.zeros(num, bool),
+                "errors": metrics.client_errors(forecast, fleet.test),
+            }  # fmt: skip
+            values["errors"] = type(values["errors"])(*map(np.asarray, values["errors"]))
+            info = RoundInfo(**values | changes)
+            simulation._write_round(folder, number, info, fleet, 0.5)
+        if finish:
+            simulation._finish(folder, config, fleet, rounds, info)
+    return folder.path
+
+
+def records_spaces():
+    from fedjax_hk.rules.opinions import OPINIONS
+
+    return OPINIONS
+
+
+__all__ = ["CLIENTS", "HOSTILE", "fleet_of", "make_run", "opinions_of", "records", "summary"]
