@@ -157,15 +157,15 @@ def _refuse(error: Exception) -> int:
     return 2
 
 
-def load_fleet(config: Config):
-    """The clients' data that the settings ask for.
+def load_table(config: Config):
+    """The readings that the settings ask for, of all clients that there are.
 
     Errors: DataError that names file, row, column and client.
     """
     from fedjax_hk import data
 
     if config.data:
-        table = data.read(
+        return data.read(
             config.data,
             data_format=config.data_format,
             clients=config.clients,
@@ -174,11 +174,20 @@ def load_fleet(config: Config):
             timezone=config.timezone,
             cache=config.data_cache,
         )
+    table = data.synthetic_fleet(config.fleet_clients, config.fleet_days)
+    return table._replace(unit=config.unit) if config.unit else table
+
+
+def load_fleet(config: Config):
+    """The clients' data that the settings ask for.
+
+    Errors: DataError that names file, row, column and client.
+    """
+    from fedjax_hk import data
+
+    table = load_table(config)
+    if config.data:
         table = data.choose_clients(table, config.active_factor, config.min_days)
-    else:
-        table = data.synthetic_fleet(config.fleet_clients, config.fleet_days)
-        if config.unit:
-            table = table._replace(unit=config.unit)
     return data.build_fleet(
         table,
         lookback=config.lookback,

@@ -93,11 +93,12 @@ def create(
     return RunFolder(folder, _hold(lock, folder, "--output"), made)
 
 
-def open_existing(path: str | os.PathLike, lock: bool = True) -> RunFolder:
+def open_existing(path: str | os.PathLike, lock: bool = True, flag: str = "--resume") -> RunFolder:
     """The folder of an earlier run, locked for this process.
 
     Args:
       path: the folder.
+      flag: that named the folder, for messages.
       lock: False to look only, such as at a run that is going on; nothing may be written.
 
     Raises:
@@ -106,11 +107,11 @@ def open_existing(path: str | os.PathLike, lock: bool = True) -> RunFolder:
     folder = pathlib.Path(path)
     if not folder.is_dir():
         found = "is a file" if folder.exists() else "does not exist"
-        raise RunFolderError(f"flag --resume: {path} {found}; give the folder of an earlier run")
+        raise RunFolderError(f"flag {flag}: {path} {found}; give the folder of an earlier run")
     if not (folder / _CONFIG).is_file():
         found = ", ".join(sorted(entry.name for entry in folder.iterdir())[:5]) or "nothing"
         raise RunFolderError(
-            f"flag --resume: {path} holds no {_CONFIG} (found: {found}); give the folder of a "
+            f"flag {flag}: {path} holds no {_CONFIG} (found: {found}); give the folder of a "
             "run that started its first round, or start anew without --resume"
         )
     if not lock:
@@ -119,9 +120,9 @@ def open_existing(path: str | os.PathLike, lock: bool = True) -> RunFolder:
         handle = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
         raise RunFolderError(
-            f"flag --resume: cannot write {path} ({error.strerror}); make the folder writable"
+            f"flag {flag}: cannot write {path} ({error.strerror}); make the folder writable"
         ) from error
-    run_folder = RunFolder(folder, _hold(handle, folder, "--resume"))
+    run_folder = RunFolder(folder, _hold(handle, folder, flag))
     for left in folder.glob(".*.tmp"):  # of a process killed while it wrote
         left.unlink()
     return run_folder

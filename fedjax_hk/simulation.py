@@ -118,15 +118,17 @@ def make_mesh(config: Config) -> Mesh:
     return Mesh(np.array(devices[: config.devices or None]), ("clients",))
 
 
-def prepare(config: Config, fleet: Fleet, model: models.Model | None = None) -> Prepared:
-    """Builds the engine, draws the first model, compiles the round.
+class Assembled(NamedTuple):
+    """What needs no compilation; `arrays` and `hparams` lie on the devices."""
 
-    Args:
-      model: the forecaster; by default the paper's LSTM.
+    model: models.Model
+    engine: engine_lib.Engine
+    arrays: engine_lib.FleetArrays
+    hparams: HParams
 
-    Errors: ConfigError for settings that do not fit the fleet, ValueError for a model that
-      does not start alive.
-    """
+
+def assemble(config: Config, fleet: Fleet, model: models.Model | None = None) -> Assembled:
+    """Puts model, trainer and engine together; arguments and errors are those of `prepare`."""
     config_lib.check(config)
     clients_per_round = config_lib.check_fleet(config, len(fleet.client_ids))
     mesh = make_mesh(config)
@@ -162,7 +164,20 @@ def prepare(config: Config, fleet: Fleet, model: models.Model | None = None) -> 
     arrays = engine_lib.FleetArrays(fleet.train, fleet.test, available_n, ids_n)
     arrays = engine_lib.place(arrays, mesh)
     hparams = engine_lib.place(hparams_of(config), mesh)
-    run_key, state = _start(engine, model, config.seed, probe)
+    return Assembled(model, engine, arrays, hparams)
+
+
+def prepare(config: Config, fleet: Fleet, model: models.Model | None = None) -> Prepared:
+    """Builds the engine, draws the first model, compiles the round.
+
+    Args:
+      model: the forecaster; by default the paper's LSTM.
+
+    Errors: ConfigError for settings that do not fit the fleet, ValueError for a model that
+      does not start alive.
+    """
+    model, engine, arrays, hparams = assemble(config, fleet, model)
+    run_key, state = _start(engine, model, config.seed, _probe(fleet))
     jax.numpy.int32(0)  # the scalar that stands for the round's number has a program too
     start, counted_before = time.perf_counter(), len(_compilations)
     compiled = engine_lib.compile_round(engine, state, arrays, run_key, hparams)
@@ -222,6 +237,9 @@ def run(
     state, done = prepared.state, 0
     if not (folder.path / "config.json").exists():  # main writes more of it, and earlier
         folder.write_config({"flags": dataclasses.asdict(config), "data": describe_data(fleet)})
+    if len(fleet.shift_n):  # for forecasts of later readings
+        scaling = {"client": fleet.client_ids, "shift": fleet.shift_n, "scale": fleet.scale_n}
+        folder.write_table("scaling", pd.DataFrame(scaling))
     with (
         Checkpoints(folder.path / "checkpoints", log=folder.log) as checkpoints,
         StopRequest() as stop,
