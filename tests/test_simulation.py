@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import gc
 import io
 import json
 import os
@@ -762,3 +763,24 @@ def test_a_report_that_fails_costs_no_result(tmp_path, monkeypatch):
     for text in (run.said, run.log):
         assert "the report could not be made (RuntimeError: no ink)" in text
         assert f"python -m fedjax_hk.report --run={run.path}" in text
+
+
+@pytest.mark.slow
+def test_many_configurations_in_one_process_leave_nothing_behind():
+    def resident_mib():
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+    seen = []
+    for number in range(50):
+        # Another cohort is another program.
+        config = settings(clients_per_round=2 + number % 5, tau=0.3, learning_rate=1e-3)
+        prepared = simulation.prepare(config, small_fleet(), MODEL)
+        state, info = simulation.step(prepared, prepared.state, 1)
+        assert np.isfinite(info.errors.mae).all()
+        del prepared, state, info
+        gc.collect()
+        seen.append((len(jax.live_arrays()), resident_mib()))
+    arrays, memory = zip(*seen, strict=True)
+    assert arrays[-1] == arrays[9]
+    assert memory[-1] - memory[9] < 100  # 40 programs that stayed would hold several times that
