@@ -12,15 +12,16 @@ import numpy as np
 import pandas as pd
 from jax.sharding import Mesh
 
+from fedjax_hk import classifiers, models, records, summary
 from fedjax_hk import config as config_lib
 from fedjax_hk import engine as engine_lib
-from fedjax_hk import models, records, summary
 from fedjax_hk.checkpoint import Checkpoints
 from fedjax_hk.config import Config, value_of
 from fedjax_hk.local_training import HParams, make_trainer
 from fedjax_hk.rules.coalition_map import splitting_threshold
 from fedjax_hk.rules.partitions import PARTITIONS, Settings
 from fedjax_hk.run_folder import RunFolder
+from fedjax_hk.tasks import TASKS
 from fedjax_hk.terminal import Progress, StopRequest
 from fedjax_hk.types import Array, Fleet
 
@@ -110,27 +111,41 @@ def make_mesh(config: Config) -> Mesh:
     return Mesh(np.array(devices[: config.devices or None]), ("clients",))
 
 
+# The network of each task where none is given: `(config, fleet, example_inputs) -> Model`.
+DEFAULT_MODELS: dict[str, Callable[[Config, Fleet, np.ndarray], models.Model]] = {
+    "forecast": lambda config, fleet, example: models.lstm_forecaster(
+        example, dropout=config.dropout, output=config.activation
+    ),
+    "classification": lambda config, fleet, example: classifiers.classifier(
+        example, len(fleet.classes), config.model
+    ),
+}
+
+
 def prepare(config: Config, fleet: Fleet, model: models.Model | None = None) -> Prepared:
     """Builds the engine, draws the first model, compiles the round.
 
     Args:
-      model: the forecaster; by default the paper's LSTM.
+      model: by default the paper's LSTM for forecasts, a small CNN for classes of images.
 
     Errors: ConfigError for settings that do not fit the fleet, ValueError for a model that
-      does not start alive.
+      does not start alive or whose outputs do not fit the task.
     """
     config_lib.check(config)
+    if config_lib.TASK_OF[config.task] != fleet.task:
+        raise config_lib.ConfigError(
+            f"--task={config.task}: the fleet is one of {fleet.task}; give a task of that kind."
+        )
     clients_per_round = config_lib.check_fleet(config, len(fleet.client_ids))
     mesh = make_mesh(config)
     probe = _probe(fleet)
-    model = model or models.lstm_forecaster(
-        probe[:2], dropout=config.dropout, output=config.activation
-    )
+    model = model or DEFAULT_MODELS[fleet.task](config, fleet, probe[:2])
+    _check_outputs(model, fleet, probe[:2])
     rule = config.rule()
     trainer = make_trainer(
         model,
         objective=rule.local,
-        loss=config.loss,
+        loss=config_lib.loss_of(config, fleet.task),
         epochs=config.epochs,
         batch_size=config.batch_size,
     )
@@ -138,6 +153,7 @@ def prepare(config: Config, fleet: Fleet, model: models.Model | None = None) -> 
         model,
         trainer,
         rule,
+        task=TASKS[fleet.task],
         num_clients=len(fleet.client_ids),
         clients_per_round=clients_per_round,
         batch_size=config.batch_size,
@@ -165,6 +181,17 @@ def prepare(config: Config, fleet: Fleet, model: models.Model | None = None) -> 
     )
 
 
+def _check_outputs(model: models.Model, fleet: Fleet, example: np.ndarray) -> None:
+    shape = (len(example), len(fleet.classes)) if fleet.classes else (len(example),)
+    params = jax.ShapeDtypeStruct((model.num_parameters,), np.float32)
+    found = jax.eval_shape(lambda x: model.apply(x, example, None), params).shape
+    if found != shape:
+        raise ValueError(
+            f"Expected a model with outputs of shape {shape} for {len(example)} samples, got "
+            f"{found}; wrap the module with models.from_flax(module, example, num_classes=...)."
+        )
+
+
 def reseed(prepared: Prepared, seed: int) -> Prepared:
     """The same run from another seed, without compiling again."""
     run_key, state = _start(prepared.engine, prepared.model, seed, _probe(prepared.fleet))
@@ -180,9 +207,12 @@ def _start(engine, model, seed: int, probe) -> tuple[Array, engine_lib.ServerSta
 
 
 def _probe(fleet: Fleet) -> np.ndarray:
-    """Some 4,096 training windows of all clients."""
-    windows = fleet.train.inputs[fleet.train.mask]
-    return windows[:: max(1, len(windows) // 4096)]
+    """Some 4,096 training windows of all clients, fewer where these are over 4 KiB."""
+    places = np.argwhere(fleet.train.mask)
+    window = fleet.train.inputs[0, 0]
+    most = min(4096, max(2, 2**24 // max(window.nbytes, 1)))
+    places = places[:: max(1, len(places) // most)]
+    return fleet.train.inputs[places[:, 0], places[:, 1]]
 
 
 def step(prepared: Prepared, state: engine_lib.ServerState, round_number: int):
@@ -232,7 +262,8 @@ def run(
                 row = _write_round(folder, round_number, info[0], fleet, seconds)
                 for callback in callbacks:
                     callback(round_number, row)
-                progress.update(round_number, summary.round_line(row, fleet.unit or "units"))
+                line = summary.round_line(row, fleet.unit or "units", TASKS[fleet.task])
+                progress.update(round_number, line)
                 for note in said.about(row, *info):
                     folder.log(note)
                     progress.say(note)

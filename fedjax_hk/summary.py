@@ -7,27 +7,21 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedjax_hk import metrics
 from fedjax_hk.config import Config
 from fedjax_hk.records import AFFINITY_NAMES
+from fedjax_hk.tasks import TASKS, Task
 from fedjax_hk.terminal import format_table
 from fedjax_hk.types import Fleet
-
-NAIVE_NAMES = {
-    "yesterday": "the reading before",
-    "last_week": "same time last week",
-    "mean_7_days": "mean of the last 7 days",
-    "train_median": "the client's training median",
-}
 
 
 def describe_fleet(fleet: Fleet) -> str:
     """One paragraph on the data."""
     train_n, test_n = fleet.train.mask.sum(axis=1), fleet.test.mask.sum(axis=1)
+    samples = TASKS[fleet.task].samples
     lines = [
         f"Data: {fleet.source}",
         f"  {len(fleet.client_ids)} clients, {int(np.median(train_n))} training and "
-        f"{int(np.median(test_n))} test windows each (median; {train_n.min()} to "
+        f"{int(np.median(test_n))} test {samples} each (median; {train_n.min()} to "
         f"{train_n.max()} training).",
     ]
     if fleet.excluded:
@@ -36,12 +30,12 @@ def describe_fleet(fleet: Fleet) -> str:
     return "\n".join(lines)
 
 
-def round_line(row: dict[str, Any], unit: str) -> str:
+def round_line(row: dict[str, Any], unit: str, task: Task = TASKS["forecast"]) -> str:
     """The round in one line of the terminal."""
     sizes = row["coalition_sizes"].split()
     shown = ", ".join(sizes[:4]) + (", ..." if len(sizes) > 4 else "")
     many = "coalition" if len(sizes) == 1 else "coalitions"
-    line = f"MAE {row['mae_units']:.4g} {unit}  "
+    line = f"{task.line(row, unit)}  "
     line += f"{len(sizes)} {many} ({shown})" if sizes else "no coalition"
     if row["dead_clients"]:
         line += f"  {row['dead_clients']} dead"
@@ -117,33 +111,14 @@ def _as_flag(threshold: str, config: Config) -> str:
 
 def summarize(config: Config, fleet: Fleet, rounds: pd.DataFrame, clients: pd.DataFrame) -> str:
     """The end of a run: errors beside the naive forecasts, coalitions, what to look at."""
-    unit = fleet.unit or "units"
+    task, unit = TASKS[fleet.task], fleet.unit or "units"
     parts = [
-        f"{config.agg} after {len(rounds)} rounds, {len(clients)} clients judged on the last "
-        "fifth of their readings:",
-        _error_table(fleet, clients, unit),
-        _verdict(clients, unit),
+        f"{config.agg} after {len(rounds)} rounds, {len(clients)} clients judged on {task.judged}:",
+        _error_table(task, fleet, clients, unit),
+        _verdict(task, fleet, clients, unit),
         _coalitions(config, fleet, rounds, clients),
+        *task.troubles(clients),
     ]
-    unscored = ~np.isfinite(clients["mae_units"])
-    if unscored.any():
-        parts.append(
-            f"Clients whose forecasts are not finite, left out of the means: {unscored.sum()}, "
-            f"such as {_some(clients['client'][unscored])}."
-        )
-    empty = clients["accuracy"].isna() & ~unscored
-    if empty.any():
-        parts.append(
-            f"Clients that read zero throughout their test span: {empty.sum()}, such as "
-            f"{_some(clients['client'][empty])}. They have no accuracy and count in the other "
-            "means."
-        )
-    dead = int(clients["dead"].sum())
-    if dead:
-        parts.append(
-            f"{dead} clients are forecast as zero throughout (dead output); "
-            "--activation=softplus cannot die."
-        )
     if rounds["diverged_clients"].sum():
         parts.append(
             f"Models that were not finite were left out {int(rounds['diverged_clients'].sum())} "
@@ -152,58 +127,31 @@ def summarize(config: Config, fleet: Fleet, rounds: pd.DataFrame, clients: pd.Da
     return "\n\n".join(part for part in parts if part)
 
 
-def _some(names: pd.Series) -> str:
-    return ", ".join(names.head(3))
+def _error_table(task: Task, fleet: Fleet, clients: pd.DataFrame, unit: str) -> str:
+    rows = [["the federated model", *task.cells(clients)]]
+    for name, errors in task.naive_errors(fleet).items():
+        rows.append([task.naive_names.get(name, name), *task.cells(errors)])
+    return format_table(rows, task.header(unit))
 
 
-def _error_table(fleet: Fleet, clients: pd.DataFrame, unit: str) -> str:
-    rows = [_error_row("the federated model", clients["mae_units"], clients["rmse_units"],
-                       clients["accuracy"], clients["mse"])]  # fmt: skip
-    for name, errors in metrics.naive_errors(fleet).items():
-        rows.append(
-            _error_row(
-                NAIVE_NAMES.get(name, name),
-                errors.mae_units,
-                errors.rmse_units,
-                errors.accuracy,
-                errors.mse,
-            )
-        )
-    header = [
-        "forecast", f"MAE {unit}", "std", "median", "worst tenth", f"RMSE {unit}", "accuracy",
-        "MSE scaled",
-    ]  # fmt: skip
-    return format_table(rows, header)
-
-
-def _error_row(name, mae, rmse, accuracy, mse) -> list[str]:
-    spread = metrics.spread(np.asarray(mae))
-    right = metrics.spread(np.asarray(accuracy), higher_is_better=True)["mean"]
-    return [
-        name,
-        *(f"{spread[key]:.4g}" for key in ("mean", "std", "median", "worst_tenth")),
-        f"{metrics.spread(np.asarray(rmse))['mean']:.4g}",
-        f"{100 * right:.1f} %",
-        f"{metrics.spread(np.asarray(mse))['mean']:.5f}",
-    ]
-
-
-def _verdict(clients: pd.DataFrame, unit: str) -> str:
-    """The model against the best naive forecast, client by client."""
-    naive = [c for c in clients.columns if c.endswith("_mae_units") and c != "mae_units"]
-    if not naive:
+def _verdict(task: Task, fleet: Fleet, clients: pd.DataFrame, unit: str) -> str:
+    """The model against the best that needs none, client by client."""
+    if not fleet.naive:
         return ""
-    best = min(naive, key=lambda column: clients[column].mean())
-    name = NAIVE_NAMES.get(best.removesuffix("_mae_units"), best)
-    difference = (clients["mae_units"] - clients[best]).replace([np.inf, -np.inf], np.nan)
+    sign = -1 if task.higher_is_better else 1
+    best = min(fleet.naive, key=lambda name: sign * clients[f"{name}_{task.headline}"].mean())
+    name = task.naive_names.get(best, best)
+    difference = clients[task.headline] - clients[f"{best}_{task.headline}"]
+    difference = difference.replace([np.inf, -np.inf], np.nan)
     if difference.isna().all():
-        return "No client's forecasts are finite: the model cannot be compared."
-    better, known = int((difference < 0).sum()), int(difference.notna().sum())
-    word = "beats" if difference.mean() < 0 else "does NOT beat"
+        return "No client's errors are finite: the model cannot be compared."
+    mean = difference.mean()
+    better, known = int((sign * difference < 0).sum()), int(difference.notna().sum())
+    word = "beats" if sign * mean < 0 else "does NOT beat"
     return (
-        f"The model {word} the best naive forecast ({name}): {abs(difference.mean()):.3g} {unit} "
-        f"{'less' if difference.mean() < 0 else 'more'} on average; "
-        f"it is better for {better} of {known} clients."
+        f"The model {word} the best {task.naive} ({name}): {task.amount(abs(mean), unit)} "
+        f"{'less' if mean < 0 else 'more'} on average; it is better for {better} of {known} "
+        "clients."
     )
 
 

@@ -19,6 +19,7 @@ def problems_of(**settings) -> list[str]:
     return []
 
 
+GROUPS = ("Task", "Rule", "Choices", "Training", "Data", "Classes", "Run")
 NUMBERS = [item.name for item in dataclasses.fields(Config) if "float" in item.type]
 
 
@@ -187,6 +188,6 @@ def test_coalitions_are_judged_by_the_clients_of_a_round(name):
 def test_every_setting_has_help_and_a_group():
     for item in dataclasses.fields(Config):
         assert item.metadata["help"]
-        assert item.metadata["group"] in ("Rule", "Choices", "Training", "Data", "Run")
+        assert item.metadata["group"] in GROUPS
         if item.metadata["choices"] and item.default is not None:
             assert item.default in item.metadata["choices"]

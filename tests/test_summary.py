@@ -8,6 +8,7 @@ import pytest
 
 from fedjax_hk import data, metrics, summary
 from fedjax_hk.config import Config
+from fedjax_hk.tasks import FORECAST
 from fedjax_hk.types import Excluded
 
 
@@ -151,7 +152,7 @@ def test_verdict_names_the_best_naive_forecast(fleet):
     naive = {k: np.nanmean(e.mae_units) for k, e in metrics.naive_errors(fleet).items()}
     best = min(naive, key=naive.get)
     good = summary.summarize(Config(), fleet, rounds_table(), clients_table(fleet, 0.0))
-    assert f"The model beats the best naive forecast ({summary.NAIVE_NAMES[best]})" in good
+    assert f"The model beats the best naive forecast ({FORECAST.naive_names[best]})" in good
     assert f"{naive[best]:.3g} L less on average; it is better for 6 of 6 clients" in good
     bad = summary.summarize(Config(), fleet, rounds_table(), clients_table(fleet, 1e4))
     assert "The model does NOT beat" in bad
@@ -186,7 +187,7 @@ def test_troubles_are_said(fleet):
 
 def test_a_model_that_cannot_be_judged_at_all(fleet):
     text = summary.summarize(Config(), fleet, rounds_table(), clients_table(fleet, np.inf))
-    assert "No client's forecasts are finite" in text
+    assert "No client's errors are finite" in text
     assert "inf L" not in text
 
 
