@@ -63,8 +63,8 @@ def deal(labels_m: np.ndarray, split: Split) -> np.ndarray:
     raise DataError(
         f"--partition={split.partition}: {TRIES} draws for {split.num_clients} clients and {num} "
         f"training samples left some client with fewer than --min_samples={split.min_samples}, "
-        f"at best with {fewest}. Raise --alpha_dirichlet={split.alpha:g}, or lower --num_clients "
-        "or --min_samples."
+        f"at best with {fewest}. {_ADVICE[split.partition].format(**split._asdict())}, or lower "
+        "--num_clients or --min_samples."
     )
 
 
@@ -74,10 +74,11 @@ def deal_alike(
     """Test samples, dealt out so that each class is shared as its training samples are.
 
     A client is so judged on the mixture of classes that it trains on, as far as whole samples
-    allow; a small client may get none.
+    allow; a small client may get none. A class that nobody trains on is shared by sizes.
 
     Args:
-      labels_m: `[M_test]` classes, each of which is among the training labels.
+      labels_m: `[M_test]` classes.
+      train_labels, train_owners: `[M]` classes and clients of the training samples.
 
     Returns:
       `[M_test]` int32.
@@ -85,8 +86,9 @@ def deal_alike(
     rng = np.random.default_rng([split.seed, 1])
     owners_m = np.empty(len(labels_m), np.int32)
     for label in np.unique(labels_m):
-        held_n = np.bincount(train_owners[train_labels == label], minlength=split.num_clients)
-        _share_out(owners_m, np.flatnonzero(labels_m == label), held_n / held_n.sum(), rng)
+        owners = train_owners[train_labels == label]
+        held_n = np.bincount(owners if len(owners) else train_owners, minlength=split.num_clients)
+        _share_out(owners_m, np.flatnonzero(labels_m == label), held_n, rng)
     return owners_m
 
 
@@ -125,6 +127,14 @@ PARTITIONERS = {
     "shards": _shards,
     "iid": _iid,
     "quantity": _quantity,
+}
+
+
+_ADVICE = {
+    "dirichlet": "Raise --alpha_dirichlet={alpha:g}",
+    "quantity": "Raise --alpha_dirichlet={alpha:g}",
+    "shards": "Lower --shards_per_client={shards_per_client}",
+    "iid": "Give more samples",
 }
 
 
