@@ -42,7 +42,7 @@ def test_every_sample_has_one_client_or_there_is_an_error(
     test_labels = labels_of(37, classes + 1, seed + 1)  # one class that nobody trains on
     test_owners = deal_alike(test_labels, labels, owners, split)
     assert test_owners.shape == (37,)
-    assert ((0 <= test_owners) & (test_owners < num_clients)).all()
+    assert ((test_owners >= 0) & (test_owners < num_clients)).all()
 
 
 @pytest.mark.parametrize("partition", PARTITIONERS)

