@@ -1,5 +1,6 @@
 """Classes of samples: errors against loops, networks against Flax, and runs to the end."""
 
+import dataclasses
 import io
 import math
 
@@ -27,10 +28,13 @@ from fedjax_hk import (
 from fedjax_hk import main as main_lib
 from fedjax_hk.config import Config, ConfigError
 from fedjax_hk.local_training import LOSSES, make_trainer
+from fedjax_hk.rules import RULES
 from fedjax_hk.tasks import CLASSIFICATION
 from fedjax_hk.types import Samples
 
 CLASSES = 4
+pytestmark = pytest.mark.usefixtures("compile_quickly")
+class_errors = jax.jit(metrics.class_errors)
 
 
 def random_samples(seed, num=5, width=9):
@@ -59,7 +63,7 @@ def errors_by_loops(logits, targets):
 @pytest.mark.parametrize("seed", range(3))
 def test_class_errors_equal_loops(seed):
     logits, samples = random_samples(seed)
-    found = jax.jit(metrics.class_errors)(logits, samples)
+    found = class_errors(logits, samples)
     for row in range(1, len(logits)):
         mask = samples.mask[row]
         expected = errors_by_loops(logits[row][mask], samples.targets[row][mask].tolist())
@@ -73,9 +77,7 @@ def test_padding_has_no_influence_on_class_errors():
     logits, samples = random_samples(0)
     wide = Samples(None, *(np.pad(x, ((0, 0), (0, 5))) for x in samples[1:3]))
     padded = np.pad(logits, ((0, 0), (0, 5), (0, 0)), constant_values=np.inf)
-    for one, other in zip(
-        metrics.class_errors(logits, samples), metrics.class_errors(padded, wide), strict=True
-    ):
+    for one, other in zip(class_errors(logits, samples), class_errors(padded, wide), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-6)
 
 
@@ -84,7 +86,7 @@ def test_outputs_that_are_not_finite_have_no_accuracy():
     place = int(np.argmax(samples.mask[2]))
     for bad in (np.nan, np.inf, -np.inf):
         logits[2, place, 1] = bad
-        found = metrics.class_errors(logits, samples)
+        found = class_errors(logits, samples)
         assert all(np.isnan(x[2]) for x in found[:3])
         assert np.isfinite(found.accuracy[1])
     with pytest.raises(ValueError, match=r"Expected logits of shape \[N, W, C\]"):
@@ -138,13 +140,15 @@ class FlaxCNN(nn.Module):
         return nn.Dense(5, name="output")(x)
 
 
-@pytest.mark.parametrize("name", classifiers.CNN_CHANNELS)
+@pytest.mark.parametrize("name", ["cnn", pytest.param("cnn_large", marks=pytest.mark.slow)])
 def test_cnn_equals_that_of_flax(name):
     model = classifiers.classifier(IMAGES, 5, name)
-    params = model.init(jax.random.key(0))
-    found = model.apply(params, IMAGES, None)
+    params = jax.jit(model.init)(jax.random.key(0))
+    found = jax.jit(lambda x: model.apply(params, x, None))(IMAGES)
     reference = FlaxCNN(*classifiers.CNN_CHANNELS[name])
-    expected = reference.apply({"params": model.restore(params)}, IMAGES.astype(np.float32) / 255)
+    expected = jax.jit(reference.apply)(
+        {"params": model.restore(params)}, IMAGES.astype(np.float32) / 255
+    )
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
 
 
@@ -292,7 +296,7 @@ def test_classes_are_learned(prepared):
 
 def test_a_run_goes_on_to_the_same_bits(ran, prepared, tmp_path):
     _, whole, _ = ran
-    one = prepared._replace(config=CONFIG.__class__(**{**CONFIG.__dict__, "rounds": 1}))
+    one = prepared._replace(config=dataclasses.replace(CONFIG, rounds=1))
     with run_folder.create(str(tmp_path / "run")) as folder:
         folder.write_config({})
         simulation.run(one, folder, stream=io.StringIO())
@@ -397,6 +401,20 @@ def test_command_refuses_in_words(flags, said, capfd, tmp_path, monkeypatch):
     err = capfd.readouterr().err
     assert said in err and "Traceback" not in err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("agg", RULES)
+def test_every_rule_learns_with_a_cnn(agg, fleet):
+    config = Config(task="npz", agg=agg, devices=1, epochs=2, learning_rate=0.01)
+    prepared = simulation.prepare(config, fleet)
+    assert prepared.model.leaves[0][0].startswith("conv_0")
+    state = prepared.state
+    for round_number in range(1, 6):
+        state, info = simulation.step(prepared, state, round_number)
+    assert np.isfinite(np.asarray(info.loss_s)).all()
+    assert np.nanmean(info.errors.accuracy) > 0.4  # one guess in four by chance
+    np.testing.assert_allclose(np.asarray(info.weights_s).sum(), 1, rtol=1e-5)
 
 
 @pytest.mark.slow
