@@ -133,13 +133,13 @@ def alive_params(model: Model, key: Array, inputs: Array) -> Array:
     Errors: ValueError if no draw is alive.
     """
 
-    def draw(index):
+    def draw(index, inputs):  # inputs as a constant would be folded while compiling
         params = model.init(jax.random.fold_in(key, index))
         return params, jnp.mean(model.apply(params, inputs, None) != 0)
 
     attempt = jax.jit(draw)
     for index in range(ALIVE_DRAWS):
-        params, alive = attempt(index)
+        params, alive = attempt(index, inputs)
         if alive > 0.9:
             return params
     raise ValueError(

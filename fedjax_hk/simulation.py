@@ -207,10 +207,10 @@ def _start(engine, model, seed: int, probe) -> tuple[Array, engine_lib.ServerSta
 
 
 def _probe(fleet: Fleet) -> np.ndarray:
-    """Some 4,096 training windows of all clients, fewer where these are over 4 KiB."""
+    """Some 4,096 training windows of all clients, fewer where these are over 256 bytes."""
     places = np.argwhere(fleet.train.mask)
     window = fleet.train.inputs[0, 0]
-    most = min(4096, max(2, 2**24 // max(window.nbytes, 1)))
+    most = min(4096, max(2, 2**20 // max(window.nbytes, 1)))
     places = places[:: max(1, len(places) // most)]
     return fleet.train.inputs[places[:, 0], places[:, 1]]
 

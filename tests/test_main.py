@@ -157,7 +157,9 @@ def test_presets_are_valid():
         config = parse(f"--flagfile={file}")
         main_lib.config_lib.check(config)
     paper = parse(f"--flagfile={presets / 'fedhk_paper.flags'}")
-    assert dataclasses.replace(paper, rounds=20) == Config(tau=0.9, clients_per_round=50)
+    assert dataclasses.replace(paper, rounds=20) == Config(
+        tau=0.9, clients_per_round=50, loss="mse"
+    )
 
 
 def test_help_is_grouped_fast_and_loads_no_library():
