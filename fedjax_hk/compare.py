@@ -1,6 +1,6 @@
 """`python -m fedjax_hk.compare RUN RUN ...`: several runs on the same data, side by side.
 
-Runs that differ in their seed alone are one method; its error is the mean over seeds.
+Runs that differ in their seed alone are one method; its figures are means over seeds.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from fedjax_hk import metrics, page, plots, summary
 from fedjax_hk.config import Config
 from fedjax_hk.run_folder import RunFolder, RunFolderError
 from fedjax_hk.run_tables import RunTables, load
+from fedjax_hk.tasks import Task
+from fedjax_hk.tasks.task import number
 from fedjax_hk.terminal import format_table
 
 # Flags that do not change what a run computes, but for the seed.
@@ -36,13 +38,17 @@ class Method(NamedTuple):
     Attributes:
       name: the rule, and the flags in which it differs from the others.
       runs: one or more.
-      mae_n: `[N]` error of each client in units, mean over the runs; NaN if it cannot be
-        scored in one of them.
+      headline_n: `[N]` what the task compares by (see `Task.headline`) of each client, as it is
+        shown, mean over the runs; NaN if it cannot be scored in one of them.
     """
 
     name: str
     runs: list[RunTables]
-    mae_n: np.ndarray
+    headline_n: np.ndarray
+
+    @property
+    def task(self) -> Task:
+        return self.runs[0].task
 
 
 def load_methods(paths: Sequence[str | os.PathLike]) -> list[Method]:
@@ -50,7 +56,7 @@ def load_methods(paths: Sequence[str | os.PathLike]) -> list[Method]:
 
     Raises:
       CompareError: fewer than two runs, one given twice or not at its end, other data,
-        unit, clients or targets.
+        task, unit, clients or targets.
       RunFolderError: as `run_tables.load`.
     """
     whole = [pathlib.Path(path).resolve() for path in paths]
@@ -72,8 +78,12 @@ def load_methods(paths: Sequence[str | os.PathLike]) -> list[Method]:
         neutral = {name: getattr(Config, name) for name in _SAME_METHOD}
         groups.setdefault(dataclasses.replace(run.config, **neutral), []).append(run)
     names = _names(list(groups))
-    errors = [np.mean([run.clients["mae_units"] for run in one], axis=0) for one in groups.values()]
-    return [Method(*parts) for parts in zip(names, groups.values(), errors, strict=True)]
+    task = runs[0].task
+    headlines = [
+        task.factor * np.mean([run.clients[task.headline] for run in one], axis=0)
+        for one in groups.values()
+    ]
+    return [Method(*parts) for parts in zip(names, groups.values(), headlines, strict=True)]
 
 
 def _check_same(first: RunTables, other: RunTables) -> None:
@@ -83,7 +93,13 @@ def _check_same(first: RunTables, other: RunTables) -> None:
             "be compared. Give runs on the same data."
         )
 
-    for key, what in (("fingerprint", "other data"), ("unit", "other units")):
+    if first.config.task != other.config.task:
+        refuse("other tasks", first.config.task, other.config.task)
+    for key, what in (
+        ("fingerprint", "other data"),
+        ("unit", "other units"),
+        ("partition_fingerprint", "samples dealt out otherwise, as by another --seed"),
+    ):
         if first.data.get(key) != other.data.get(key):
             refuse(what, first.data.get(key) or "none", other.data.get(key) or "none")
     names = [set(run.clients["client"]) for run in (first, other)]
@@ -92,9 +108,10 @@ def _check_same(first: RunTables, other: RunTables) -> None:
         refuse("other clients", len(names[0]), f"{len(names[1])}; {', '.join(odd)}")
     if first.config.horizon != other.config.horizon:
         refuse("other horizons", first.config.horizon, other.config.horizon)
-    windows = [run.clients["test_windows"] for run in (first, other)]
-    if not windows[0].equals(windows[1]):
-        refuse("other test windows", int(windows[0].sum()), int(windows[1].sum()))
+    samples = first.task.samples
+    judged = [run.clients[f"test_{samples}"] for run in (first, other)]
+    if not judged[0].equals(judged[1]):
+        refuse(f"other test {samples}", int(judged[0].sum()), int(judged[1].sum()))
 
 
 def _names(configs: Sequence[Config]) -> list[str]:
@@ -112,51 +129,56 @@ def _names(configs: Sequence[Config]) -> list[str]:
 
 
 def method_table(methods: Sequence[Method]) -> pd.DataFrame:
-    """One row a method, then one a naive forecast.
+    """One row a method, then one for each that needs no model.
 
-    Errors in units; `mae_std_clients` is over the clients' errors, each a mean over seeds,
-    `mae_std_seeds` over the fleet means of the seeds (divided by their number less one).
+    `headline` is what the task compares by, as it is shown; `std_clients` is over the clients,
+    each a mean over seeds, `std_seeds` over the fleet means of the seeds (divided by their
+    number less one). Then come the task's further figures.
     """
-    rows = []
+    rows, task = [], methods[0].task
     for method in methods:
         tables = [run.clients for run in method.runs]
-        spread = metrics.spread(method.mae_n)
-        seeds = [metrics.spread(table["mae_units"])["mean"] for table in tables]
+        seeds = [task.factor * task.spread(table[task.headline])["mean"] for table in tables]
         coalitions = pd.concat([run.rounds["num_coalitions"] for run in method.runs])
         rows.append(
-            _row(method.name, spread, tables, "")
+            _row(method.name, task, method.headline_n, tables, "")
             | {
                 "seeds": len({run.config.seed for run in method.runs}),
-                "mae_std_seeds": float(np.std(seeds, ddof=1)) if len(seeds) > 1 else np.nan,
+                "std_seeds": float(np.std(seeds, ddof=1)) if len(seeds) > 1 else np.nan,
                 "coalitions_median": float(coalitions.median()),
             }
         )
     clients = methods[0].runs[0].clients
-    for name, column in summary.naive_columns(clients).items():
-        label = f"naive: {summary.NAIVE_NAMES[name]}"
-        rows.append(_row(label, metrics.spread(clients[column]), [clients], f"{name}_"))
+    for name, column in summary.naive_columns(clients, task).items():
+        label = f"naive: {task.naive_names[name]}"
+        rows.append(_row(label, task, task.factor * clients[column], [clients], f"{name}_"))
     columns = [
-        "method", "seeds", "mae", "mae_std_clients", "mae_std_seeds", "median", "worst_tenth",
-        "accuracy", "mse_scaled", "coalitions_median",
+        "method", "seeds", "headline", "std_clients", "std_seeds", "median", "worst_tenth",
+        *(one.column for one in task.beside), "coalitions_median",
     ]  # fmt: skip
     return pd.DataFrame(rows).reindex(columns=columns)
 
 
-def _row(name: str, spread: dict[str, float], tables: list[pd.DataFrame], prefix: str) -> dict:
-    def mean(field: str) -> float:
-        column = prefix + field
-        values = [metrics.spread(one[column])["mean"] for one in tables if column in one]
-        return float(np.mean(values)) if values else np.nan
-
+def _row(name: str, task: Task, headline_n, tables: list[pd.DataFrame], prefix: str) -> dict:
+    spread = task.spread(headline_n)
+    beside = {
+        one.column: float(np.mean([one.value(table, prefix) for table in tables]))
+        for one in task.beside
+    }
     return {
         "method": name,
-        "mae": spread["mean"],
-        "mae_std_clients": spread["std"],
+        "headline": spread["mean"],
+        "std_clients": spread["std"],
         "median": spread["median"],
         "worst_tenth": spread["worst_tenth"],
-        "accuracy": mean("accuracy"),
-        "mse_scaled": mean("mse"),
-    }
+    } | beside
+
+
+def _stored(table: pd.DataFrame, task: Task) -> pd.DataFrame:
+    """`compare.csv`: the headline's columns bear its name."""
+    name = task.short.lower()
+    named = {one: f"{name}_{one}" for one in ("std_clients", "std_seeds")}
+    return table.rename(columns={"headline": name} | named)
 
 
 def differences(methods: Sequence[Method], base: int) -> list[tuple[str, metrics.Interval, int]]:
@@ -167,10 +189,10 @@ def differences(methods: Sequence[Method], base: int) -> list[tuple[str, metrics
       better for.
     """
     found = []
-    for number, method in enumerate(methods):
-        apart_n = method.mae_n - methods[base].mae_n
-        if number != base:
-            better = int((apart_n < 0).sum())
+    for place, method in enumerate(methods):
+        apart_n = method.headline_n - methods[base].headline_n
+        if place != base:
+            better = int((method.task.sign * apart_n < 0).sum())
             found.append((method.name, metrics.bootstrap_interval(apart_n), better))
     return found
 
@@ -183,7 +205,7 @@ def base_of(methods: Sequence[Method]) -> int:
 
 def sentences(methods: Sequence[Method]) -> list[str]:
     """The paired differences in words."""
-    base, unit = base_of(methods), methods[0].runs[0].unit
+    base, unit = base_of(methods), methods[0].task.apart_of(methods[0].runs[0].unit)
     lines = []
     for name, found, better in differences(methods, base):
         if not found.num:
@@ -211,12 +233,12 @@ def write_comparison(paths: Sequence[str | os.PathLike], output: str | os.PathLi
     methods = load_methods(paths)
     pathlib.Path(output).mkdir(parents=True, exist_ok=True)
     folder, table = RunFolder(pathlib.Path(output), None), method_table(methods)
-    folder.write_table("compare", table)
+    folder.write_table("compare", _stored(table, methods[0].task))
     by_client = {"client": methods[0].runs[0].clients["client"]}
     folder.write_table(
-        "compare_clients", pd.DataFrame(by_client | {one.name: one.mae_n for one in methods})
+        "compare_clients", pd.DataFrame(by_client | {one.name: one.headline_n for one in methods})
     )
-    rows, header = _shown(table, methods[0].runs[0].unit)
+    rows, header = _shown(table, methods[0].task, methods[0].runs[0].unit)
     lines = sentences(methods)
     figures = _figures(methods, table, folder)
     title = f"{len(methods)} methods, {sum(len(one.runs) for one in methods)} runs"
@@ -225,68 +247,74 @@ def write_comparison(paths: Sequence[str | os.PathLike], output: str | os.PathLi
     return "\n".join([format_table(rows, header), "", *([paired] if lines else []), *lines])
 
 
-def _shown(table: pd.DataFrame, unit: str) -> tuple[list[list[str]], list[str]]:
-    def number(value: float, form: str = "{:.4g}") -> str:
-        return form.format(value) if np.isfinite(value) else "-"
-
+def _shown(table: pd.DataFrame, task: Task, unit: str) -> tuple[list[list[str]], list[str]]:
+    four = number(".4g")
+    shown = {
+        "seeds": ("seeds", number(".0f")),
+        "headline": (task.axis(unit), four),
+        "std_clients": ("std clients", four),
+        "std_seeds": ("std seeds", four),
+        "median": ("median", four),
+        "worst_tenth": ("worst tenth", four),
+        **{one.column: (one.title(unit), one.shown) for one in task.beside},
+        "coalitions_median": ("coalitions", number("g")),
+    }
     rows = [
-        [
-            one.method, number(one.seeds, "{:.0f}"), number(one.mae), number(one.mae_std_clients),
-            number(one.mae_std_seeds), number(one.median), number(one.worst_tenth),
-            number(100 * one.accuracy, "{:.1f} %"), number(one.mse_scaled, "{:.5f}"),
-            number(one.coalitions_median, "{:g}"),
-        ]
-        for one in table.itertuples()
-    ]  # fmt: skip
-    header = [
-        "method", "seeds", f"MAE {unit}", "std clients", "std seeds", "median", "worst tenth",
-        "accuracy", "MSE scaled", "coalitions",
-    ]  # fmt: skip
-    return rows, header
+        [one["method"], *(show(one[column]) for column, (_, show) in shown.items())]
+        for one in table.to_dict("records")
+    ]
+    return rows, ["method", *(title for title, _ in shown.values())]
 
 
 def _figures(methods: Sequence[Method], table: pd.DataFrame, folder: RunFolder) -> list[str]:
-    unit, base = methods[0].runs[0].unit, base_of(methods)
+    unit, base, task = methods[0].runs[0].unit, base_of(methods), methods[0].task
     ours, naive = table.iloc[: len(methods)], table.iloc[len(methods) :]
-    best = naive.loc[naive["mae"].idxmin()] if len(naive) else None
-    level = (f"{best['method']}: {best['mae']:.4g}", best["mae"]) if best is not None else None
+    best = naive.loc[(task.sign * naive["headline"]).idxmin()] if len(naive) else None
+    level = None
+    if best is not None:
+        level = (f"{best['method']}: {best['headline']:.4g}", best["headline"])
     together = pd.DataFrame({one.name: _by_round(one) for one in methods})
     pairs = differences(methods, base)
+    title, name, axis = task.word.capitalize(), task.name.capitalize(), task.axis(unit)
+    side = "Right" if task.higher_is_better else "Left"
     drawn = [
         (
             "compare_methods",
-            "Error by method",
-            "Mean absolute error over the clients; thin bars: standard deviation over the "
-            "clients, thick bars: over the seeds. Dashed: the best naive forecast.",
+            f"{title} by method",
+            f"{name} over the clients; thin bars: standard deviation over the clients, thick "
+            f"bars: over the seeds. Dashed: the best {task.naive}.",
             plots.methods(
-                ours["method"], ours["mae"], ours["mae_std_clients"], ours["mae_std_seeds"],
-                level, unit,
+                ours["method"], ours["headline"], ours["std_clients"], ours["std_seeds"], level,
+                axis,
             ),
         ),
         (
             "compare_rounds",
-            "Error per round",
-            "Mean absolute error over the clients after each round, mean over the seeds.",
+            f"{title} per round",
+            f"{name} over the clients after each round, mean over the seeds.",
             plots.over_rounds(
                 together.index,
                 {name: together[name] for name in together},
                 dict([level]) if level else {},
-                f"MAE {plots.plain(unit)}",
+                plots.plain(axis),
             ),
         ),
         (
             "compare_differences",
             "Paired differences",
-            f"Error minus that of {methods[base].name}, client by client: mean and 95 % interval "
-            "over the clients (percentile bootstrap). Left of the dashed line is better.",
+            f"{title} minus that of {methods[base].name}, client by client: mean and 95 % interval "
+            f"over the clients (percentile bootstrap). {side} of the dashed line is better.",
             plots.intervals(
-                [one[0] for one in pairs], [one[1] for one in pairs], methods[base].name, unit
+                [one[0] for one in pairs], [one[1] for one in pairs], methods[base].name, axis,
+                task.sign,
             )
             if pairs
             else None,
         ),
     ]  # fmt: skip
-    alt = "; ".join(f"{one.method} {one.mae:.4g} {unit}" for one in ours.itertuples())
+    alt = "; ".join(
+        f"{one.method} {one.headline:.4g} {task.unit_of(unit)}" for one in ours.itertuples()
+    )
     said = {"compare_methods": alt, "compare_rounds": f"At the end: {alt}"}
     figures = []
     for name, title, caption, figure in drawn:
@@ -300,8 +328,9 @@ def _figures(methods: Sequence[Method], table: pd.DataFrame, folder: RunFolder) 
 
 
 def _by_round(method: Method) -> pd.Series:
-    """Error after each round, mean over the seeds."""
-    runs = [run.rounds.set_index("round")["mae_units"] for run in method.runs]
+    """Headline after each round, mean over the seeds."""
+    task = method.task
+    runs = [task.factor * run.rounds.set_index("round")[task.headline] for run in method.runs]
     return pd.concat(runs, axis=1).mean(axis=1)
 
 

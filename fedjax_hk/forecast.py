@@ -45,7 +45,7 @@ def forecast(
       CheckpointError: no checkpoint of it can be read.
     """
     with open_existing(run, flag="--run") as folder:
-        config = stored_config(folder)
+        config = _forecaster(folder)
         scaling = folder.read_table("scaling", ["client"])
         coalitions = folder.read_table("coalitions", ["client", "coalition", "status"])
         state = _last_state(folder, config, scaling, model)
@@ -76,6 +76,21 @@ def stored_config(folder: RunFolder) -> Config:
     stored = folder.read_config().get("flags", {})
     names = {item.name for item in dataclasses.fields(Config)}
     return Config(**{name: value for name, value in stored.items() if name in names})
+
+
+def _forecaster(folder: RunFolder) -> Config:
+    """`stored_config` of a run of forecasts.
+
+    Raises:
+      RunFolderError: the run is of another task.
+    """
+    config = stored_config(folder)
+    if config.task != "forecast":
+        raise RunFolderError(
+            f"--run={folder.path}: it is a run of --task={config.task}, which has no readings to "
+            "forecast; give a run of --task=forecast."
+        )
+    return config
 
 
 def _last_state(folder: RunFolder, config: Config, scaling: pd.DataFrame, model):
@@ -235,7 +250,7 @@ def _main(run: str, data: str, data_format: str, output: str) -> tuple[str, str]
     from fedjax_hk.main import load_table
 
     with open_existing(run, lock=False, flag="--run") as folder:
-        config = stored_config(folder)
+        config = _forecaster(folder)
     if data:
         config = dataclasses.replace(config, data=data, data_format=data_format or "auto")
     elif data_format:

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from fedjax_hk import plots, summary, views
 from fedjax_hk.isolated import isolated_clients
 from fedjax_hk.run_tables import RunTables
+from fedjax_hk.tasks import Curve
 from fedjax_hk.views import SPACES
 
 GROUPLESS = ("none", "singletons")
@@ -32,6 +33,8 @@ class Picture(NamedTuple):
 
 def pictures(run: RunTables) -> Iterator[Picture]:
     """Those that can be drawn from what is there, in the order of the report."""
+    if run.partition is not None:
+        yield _partition(run)
     yield from _over_rounds(run)
     if run.clients is not None:
         yield from _errors(run)
@@ -50,78 +53,79 @@ def space_of(run: RunTables) -> str:
     return "update" if rule.partition in GROUPLESS else rule.opinion
 
 
+def _partition(run: RunTables) -> Picture:
+    counts = run.partition.set_index("client")
+    classes = [column.removeprefix("class_") for column in counts]
+    held_n = (counts > 0).sum(axis=1)
+    return Picture(
+        "partition",
+        "Who has which classes",
+        "Training samples of each class that each client has; open where it has none.",
+        f"Matrix of {len(counts)} clients by {len(classes)} classes; a client has samples of "
+        f"{held_n.min()} to {held_n.max()} classes, {held_n.median():g} in the median.",
+        plots.label_counts(counts.to_numpy(), counts.index.tolist(), classes),
+    )
+
+
 def _over_rounds(run: RunTables) -> Iterator[Picture]:
-    rounds, unit = run.rounds, run.unit
-    first, last = rounds.iloc[0], rounds.iloc[-1]
-
-    def levels(field: str, factor: float = 1.0) -> dict[str, float]:
-        if run.clients is None:
-            return {}
-        columns = summary.naive_columns(run.clients, field)
-        means = {name: factor * run.clients[column].mean() for name, column in columns.items()}
-        ordered = sorted(means, key=means.get, reverse=factor > 1)  # the best comes first
-        return {f"{summary.NAIVE_NAMES[name]}: {means[name]:.4g}": means[name] for name in ordered}
-
-    if rounds["mae_units"].notna().any():
+    rounds = run.rounds
+    for curve in run.task.curves:
+        lines = {name: curve.factor * rounds[column] for name, column in curve.lines.items()}
+        first = next(iter(lines.values()))
+        if first.isna().all():
+            continue
+        axis = curve.axis(run.unit)
         yield Picture(
-            "error_per_round",
-            "Error per round",
-            "Mean absolute error over the clients after each round, and their median; dashed: "
-            "naive forecasts, which need no model.",
-            f"Lines over {len(rounds)} rounds: the mean absolute error goes from "
-            f"{first['mae_units']:.4g} to {last['mae_units']:.4g} {unit}.",
-            plots.over_rounds(
-                rounds["round"],
-                {
-                    "mean over clients": rounds["mae_units"],
-                    "median client": rounds["mae_units_median"],
-                },
-                levels("mae_units"),
-                f"MAE {plots.plain(unit)}",
-            ),
+            curve.name,
+            curve.title,
+            curve.caption,
+            f"Lines over {len(rounds)} rounds: {next(iter(lines))}, {axis}, goes from "
+            f"{first.iloc[0]:.4g} to {first.iloc[-1]:.4g}.",
+            plots.over_rounds(rounds["round"], lines, _levels(run, curve), plots.plain(axis)),
         )
-    if rounds["accuracy"].notna().any():
-        yield Picture(
-            "accuracy_per_round",
-            "Accuracy per round",
-            "Accuracy is 1 minus the sum of absolute errors over the sum of readings, not below "
-            "0; mean over the clients. Higher is better.",
-            f"Line over {len(rounds)} rounds: accuracy goes from {100 * first['accuracy']:.1f} "
-            f"to {100 * last['accuracy']:.1f} percent.",
-            plots.over_rounds(
-                rounds["round"],
-                {"mean over clients": 100 * rounds["accuracy"]},
-                levels("accuracy", 100.0),
-                "accuracy, %",
-            ),
-        )
+
+
+def _levels(run: RunTables, curve: Curve) -> dict[str, float]:
+    """What needs no model, the best first."""
+    if run.clients is None or not curve.naive:
+        return {}
+    columns = summary.naive_columns(run.clients, run.task, curve.naive)
+    means = {name: curve.factor * run.clients[column].mean() for name, column in columns.items()}
+    ordered = sorted(means, key=means.get, reverse=curve.higher_is_better)
+    return {f"{run.task.naive_names[name]}: {means[name]:.4g}": means[name] for name in ordered}
 
 
 def _errors(run: RunTables) -> Iterator[Picture]:
-    best = summary.best_naive(run.clients)
+    task = run.task
+    best = summary.best_naive(run.clients, task)
     if best is None:
         return
-    clients = run.clients[summary.differences(run.clients, best).notna()]
+    apart = summary.differences(run.clients, best, task)
+    clients, apart = run.clients[apart.notna()], task.sign * apart[apart.notna()]
     if not len(clients):
         return
-    name = summary.NAIVE_NAMES[best]
-    naive_n = clients[f"{best}_mae_units"].to_numpy()
-    model_n = clients["mae_units"].to_numpy()
+    name, side = task.naive_names[best], "above" if task.higher_is_better else "below"
     alone_n = clients.index.isin(isolated_clients(clients).index)
     alone_n &= not alone_n.all()
-    better = int((model_n < naive_n).sum())
     yield Picture(
         "errors_against_naive",
-        "All clients against the best naive forecast",
-        f"One mark a client; below the dashed line the model is better than the naive forecast "
+        f"All clients against the best {task.naive}",
+        f"One mark a client; {side} the dashed line the model is better than the {task.naive} "
         f"({name}). Triangles: clients that were mostly alone.",
-        f"Scatter of {len(clients)} clients; the model is better for {better} of them.",
-        plots.errors_against_naive(naive_n, model_n, alone_n, name, run.unit),
+        f"Scatter of {len(clients)} clients; the model is better for {(apart < 0).sum()} of them.",
+        plots.errors_against_naive(
+            task.factor * clients[f"{best}_{task.headline}"].to_numpy(),
+            task.factor * clients[task.headline].to_numpy(),
+            alone_n,
+            name,
+            task.axis(run.unit),
+            task.factor * task.most,
+        ),
     )
 
 
 def _forecasts(run: RunTables) -> Iterator[Picture]:
-    best, panels, said = summary.best_naive(run.clients), [], []
+    best, panels, said = summary.best_naive(run.clients, run.task), [], []
     mae = run.clients.set_index("client")["mae_units"]
     for client, role in views.telling_clients(run.clients):
         rows = views.last_forecasts(run.forecasts, client)

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
+from fedjax_hk.tasks import Trait
+
 LEAST_SHARE = 0.5  # alone in at least this share of the rounds it took part in
 LEAST_CLIENTS = 3  # on either side, for a comparison that means something
-_MEASURES = {"mean_units": "mean use", "zero_share": "share of zeros"}
 
 
 class Comparison(NamedTuple):
-    """One measure of the isolated clients beside the others.
+    """One trait of the isolated clients beside the others.
 
     Attributes:
-      measure: in words.
+      trait: what was compared.
       isolated, others: medians.
       distance: mean distance of the isolated clients from the fleet's middle, in ranks: 0 in
         the middle, 1 at an end; 0.5 for clients picked blindly.
       p_value: how often clients picked blindly lie at least as far out.
     """
 
-    measure: str
+    trait: Trait
     isolated: float
     others: float
     distance: float
@@ -37,19 +39,23 @@ def isolated_clients(clients: pd.DataFrame) -> pd.DataFrame:
     return found.sort_values(["share_alone", "rounds_alone"], ascending=False, kind="stable")
 
 
-def compare(clients: pd.DataFrame, resamples: int = 5000, seed: int = 0) -> list[Comparison]:
-    """Whether isolated clients use more, or less, or are more often at zero than the others.
+def compare(
+    clients: pd.DataFrame, traits: Sequence[Trait], resamples: int = 5000, seed: int = 0
+) -> list[Comparison]:
+    """Whether isolated clients are unlike the others, such as in what they use.
 
     A permutation test of how far out they lie, over the clients that took part at all; empty
-    if there are too few on either side.
+    if there are too few on either side. A trait that the table lacks is left out.
     """
     seen = clients[clients["rounds_sampled"] > 0]
     alone_n = seen.index.isin(isolated_clients(clients).index)
     if min(alone_n.sum(), (~alone_n).sum()) < LEAST_CLIENTS:
         return []
     found = []
-    for column, measure in _MEASURES.items():
-        values = seen[column].to_numpy(np.float64)
+    for trait in traits:
+        if trait.column not in seen:
+            continue
+        values = seen[trait.column].to_numpy(np.float64)
         far_n = distance_from_middle(values)
         observed = far_n[alone_n].mean()
         # The first k of a shuffled fleet are k clients picked blindly.
@@ -57,7 +63,7 @@ def compare(clients: pd.DataFrame, resamples: int = 5000, seed: int = 0) -> list
         picked = shuffled[:, : alone_n.sum()].mean(axis=1)
         p_value = (1 + (picked >= observed - 1e-12).sum()) / (1 + resamples)
         medians = (float(np.median(values[side])) for side in (alone_n, ~alone_n))
-        found.append(Comparison(measure, *medians, float(observed), float(p_value)))
+        found.append(Comparison(trait, *medians, float(observed), float(p_value)))
     return found
 
 
@@ -67,7 +73,7 @@ def distance_from_middle(values_n: np.ndarray) -> np.ndarray:
     return np.abs(2 * (ranks_n - 1) / max(len(values_n) - 1, 1) - 1)
 
 
-def sentences(clients: pd.DataFrame, unit: str) -> list[str]:
+def sentences(clients: pd.DataFrame, unit: str, traits: Sequence[Trait]) -> list[str]:
     """Who was alone and whether that says something about them; empty if nobody was."""
     found = isolated_clients(clients)
     num_seen = int((clients["rounds_sampled"] > 0).sum())
@@ -82,17 +88,17 @@ def sentences(clients: pd.DataFrame, unit: str) -> list[str]:
     )
     rest = f", and {len(found) - 5} more" if len(found) > 5 else ""
     lines = [f"Alone {half}: {len(found)} of {num_seen} clients, {shown}{rest}."]
-    comparisons = compare(clients) if "mean_units" in clients else []
+    comparisons = compare(clients, traits)
     if not comparisons:
         lines.append("Too few on one side to say whether they are unusual.")
     for one in comparisons:
-        if one.measure == "share of zeros":
-            medians = f"{100 * one.isolated:.3g} % beside {100 * one.others:.3g} %"
-        else:
-            medians = f"{one.isolated:.3g} {unit or 'units'} beside {one.others:.3g}"
+        medians = " beside ".join(
+            one.trait.shown(value, unit or "units") for value in (one.isolated, one.others)
+        )
         word = "unusual" if one.p_value < 0.05 else "not unusual"
         lines.append(
-            f"In {one.measure} they are {word}: {medians} (medians, the others second); distance "
-            f"from the fleet's middle {one.distance:.2f}, 0.50 by chance (p = {one.p_value:.2g})."
+            f"In {one.trait.words} they are {word}: {medians} (medians, the others second); "
+            f"distance from the fleet's middle {one.distance:.2f}, 0.50 by chance (p = "
+            f"{one.p_value:.2g})."
         )
     return lines

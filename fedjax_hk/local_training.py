@@ -17,11 +17,15 @@ from fedjax_hk.types import Array, Params
 
 ADAM_EPSILON = 1e-7  # Keras' value; the paper trains with Keras defaults
 
-LOSSES: dict[str, Callable[[Array, float], Array]] = {
-    "mse": lambda error, q: error**2,
-    "mae": lambda error, q: jnp.abs(error),
-    "huber": lambda error, q: optax.losses.huber_loss(error, delta=0.1),
-    "quantile": lambda error, q: jnp.maximum(q * error, (q - 1) * error),
+# Of targets `[B]`, outputs `[B]` (of classes, logits `[B, C]`) and the level; each `[B]`.
+LOSSES: dict[str, Callable[[Array, Array, Array], Array]] = {
+    "mse": lambda y, outputs, q: (y - outputs) ** 2,
+    "mae": lambda y, outputs, q: jnp.abs(y - outputs),
+    "huber": lambda y, outputs, q: optax.losses.huber_loss(y - outputs, delta=0.1),
+    "quantile": lambda y, outputs, q: jnp.maximum(q * (y - outputs), (q - 1) * (y - outputs)),
+    "cross_entropy": lambda y, outputs, q: optax.losses.softmax_cross_entropy_with_integer_labels(
+        outputs, y
+    ),
 }
 
 
@@ -169,8 +173,8 @@ def make_trainer(
     chosen, penalty = OBJECTIVES[objective], LOSSES[loss]
 
     def batch_loss(params: Array, batch: Batch, key: Array | None, quantile: Array) -> Array:
-        error = batch.targets - model.apply(params, batch.inputs, key)
-        total = jnp.sum(jnp.where(batch.mask, penalty(error, quantile), 0))
+        outputs = model.apply(params, batch.inputs, key)
+        total = jnp.sum(jnp.where(batch.mask, penalty(batch.targets, outputs, quantile), 0))
         return total / jnp.maximum(jnp.sum(batch.mask), 1)
 
     def train(params, opt_state, samples, key, num_batches, hparams) -> LocalResult:

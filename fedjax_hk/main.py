@@ -16,7 +16,7 @@ from typing import Any
 from absl import flags
 
 from fedjax_hk import config as config_lib
-from fedjax_hk.config import Config, ConfigError
+from fedjax_hk.config import Config, ConfigError, value_of
 
 EXAMPLES = """\
 Examples:
@@ -24,6 +24,7 @@ Examples:
   python -m fedjax_hk.main --agg=hk_cosine --opinion=update --tau=0.5 --serve=coalition
   python -m fedjax_hk.main --data=daily_litres.csv --unit=L --agg=fedavg
   python -m fedjax_hk.main --data=swm_trialA_1K.csv --active_factor=1.6 --min_days=730
+  python -m fedjax_hk.main --task=digits --agg=fedavg --alpha_dirichlet=0.1
   python -m fedjax_hk.main --flagfile=experiments/presets/fedhk_paper.flags
   python -m fedjax_hk.main --resume=runs/20260101-120000-hk_cosine"""
 
@@ -50,7 +51,7 @@ def define_flags() -> flags.FlagValues:
 
 def help_text() -> str:
     """All flags by group."""
-    lines = ["Federated forecasting with coalitions of clients.", "", EXAMPLES]
+    lines = ["Federated learning with coalitions of clients.", "", EXAMPLES]
     groups: dict[str, list[str]] = {}
     for item in dataclasses.fields(Config):
         text = item.metadata["help"]
@@ -185,6 +186,8 @@ def load_fleet(config: Config):
     """
     from fedjax_hk import data
 
+    if config.task != "forecast":
+        return data.split_samples(_load_samples(config), _split_of(config))
     table = load_table(config)
     if config.data:
         table = data.choose_clients(table, config.active_factor, config.min_days)
@@ -196,6 +199,34 @@ def load_fleet(config: Config):
         scaler_scope=config.scaler_scope,
         scaler_fit=config.scaler_fit,
         gaps=config.gaps,
+    )
+
+
+def _load_samples(config: Config):
+    from fedjax_hk import data
+
+    shape = config_lib.image_shape_of(config)
+    readers = {
+        "digits": data.digits,
+        "mnist5k": data.mnist5k,
+        "npz": lambda: data.read_npz(
+            config.data, image_shape=shape, max_samples=config.max_samples, seed=config.seed
+        ),
+        "leaf": lambda: data.read_leaf(config.data, image_shape=shape),
+    }
+    return readers[config.task]()
+
+
+def _split_of(config: Config):
+    from fedjax_hk import data
+
+    return data.Split(
+        partition=config.partition or config_lib.SPLITS[0],
+        num_clients=value_of(config, "num_clients"),
+        alpha=value_of(config, "alpha_dirichlet"),
+        shards_per_client=value_of(config, "shards_per_client"),
+        min_samples=value_of(config, "min_samples"),
+        seed=config.seed,
     )
 
 
@@ -218,6 +249,10 @@ def _start(config: Config) -> int:
             import pandas as pd
 
             folder.write_table("excluded", pd.DataFrame(fleet.excluded))
+        if fleet.owners is not None:
+            from fedjax_hk import partition_files
+
+            partition_files.write(folder, fleet)
         folder.write_config(  # last, as it says that the folder can be resumed
             {
                 "flags": dataclasses.asdict(config),
@@ -311,6 +346,12 @@ def _check_data(config: Config, stored: dict[str, Any], found: dict[str, Any]) -
         raise ConfigError(
             f"--clients={config.clients}: it names {found['clients']} clients that are not the "
             f"{stored['clients']} the run was started with; restore the list, or start a new run."
+        )
+    if found.get("partition_fingerprint") != stored.get("partition_fingerprint"):
+        raise ConfigError(
+            f"--partition={config.partition}: samples are dealt out otherwise than when the run "
+            "was started, as another version of numpy may; install that version, or start a new "
+            "run."
         )
 
 

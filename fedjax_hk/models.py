@@ -1,4 +1,4 @@
-"""Forecasters: a `Model` is a few pure functions; any Flax module becomes one."""
+"""A `Model` is a few pure functions; any Flax module becomes one. Here: the forecaster."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ class Model(NamedTuple):
     Attributes:
       init: `key -> [D]` parameters.
       apply: `(params, inputs, dropout_key) -> outputs`, with params `[D]`, inputs
-        `[B, ...]` and outputs `[B]`; `dropout_key` is None when the model is judged.
+        `[B, ...]` and outputs `[B]` (logits `[B, C]` of classes); `dropout_key` is None when
+        the model is judged.
       restore: `[D] -> ` the layers' parameters, as Flax has them.
       leaves: name and size of each of the layers' arrays, in the vector's order.
     """
@@ -42,18 +43,21 @@ class Model(NamedTuple):
         return sum(size for _, size in self.leaves)
 
 
-def from_flax(module: nn.Module, example_inputs: Array) -> Model:
-    """Wraps a Flax (linen) module that maps inputs `[B, ...]` to `[B]` or `[B, 1]`.
+def from_flax(module: nn.Module, example_inputs: Array, num_classes: int | None = None) -> Model:
+    """Wraps a Flax (linen) module that maps inputs `[B, ...]` to `[B]` or `[B, 1]`, or with
+    `num_classes` to logits `[B, num_classes]`.
 
-    A module whose `__call__` takes `train` or `deterministic` is told whether it is being
+    Bytes (uint8), such as the pixels of an image, reach the module as floats from 0 to 1. A
+    module whose `__call__` takes `train` or `deterministic` is told whether it is being
     trained; its random numbers come from the stream `dropout`.
 
     Args:
       module: the network; it may hold parameters and nothing else.
       example_inputs: `[B, ...]`, one batch of inputs, for shapes only.
+      num_classes: C; None for one number an input.
 
     Errors: ValueError for a module with other collections than `params` (such as batch
-      statistics), or whose output is not one number an input.
+      statistics), or whose output has another shape.
     """
     arguments = inspect.signature(type(module).__call__).parameters
 
@@ -63,7 +67,7 @@ def from_flax(module: nn.Module, example_inputs: Array) -> Model:
         return {"deterministic": not train} if "deterministic" in arguments else {}
 
     def layers(key: Array) -> Params:
-        variables = module.init(key, example_inputs, **mode(False))
+        variables = module.init(key, _as_floats(example_inputs), **mode(False))
         if set(variables) != {"params"}:
             raise ValueError(
                 f"Expected a module with the collection 'params' alone, got {sorted(variables)}; "
@@ -77,12 +81,22 @@ def from_flax(module: nn.Module, example_inputs: Array) -> Model:
     def apply(params: Array, inputs: Array, dropout_key: Array | None) -> Array:
         rngs = {} if dropout_key is None else {"dropout": dropout_key}
         variables = {"params": restore(params)}
-        outputs = module.apply(variables, inputs, **mode(dropout_key is not None), rngs=rngs)
-        if outputs.size != inputs.shape[0]:
+        outputs = module.apply(
+            variables, _as_floats(inputs), **mode(dropout_key is not None), rngs=rngs
+        )
+        batch = inputs.shape[0]
+        if num_classes is not None:
+            if outputs.shape != (batch, num_classes):
+                raise ValueError(
+                    f"Expected logits of {num_classes} classes, shape ({batch}, {num_classes}), "
+                    f"got {outputs.shape}."
+                )
+            return outputs
+        if outputs.size != batch:
             raise ValueError(
-                f"Expected one output an input, shape ({inputs.shape[0]},), got {outputs.shape}."
+                f"Expected one output an input, shape ({batch},), got {outputs.shape}."
             )
-        return outputs.reshape(inputs.shape[0])
+        return outputs.reshape(batch)
 
     def initial(key: Array) -> Array:
         return ravel_pytree(layers(key))[0]
@@ -94,6 +108,10 @@ def from_flax(module: nn.Module, example_inputs: Array) -> Model:
         for path, leaf in jax.tree_util.tree_flatten_with_path(shapes)[0]
     )
     return Model(initial, apply, restore, leaves)
+
+
+def _as_floats(inputs: Array) -> Array:
+    return inputs / jnp.float32(255) if inputs.dtype == jnp.uint8 else inputs
 
 
 ALIVE_DRAWS = 64  # about half of the draws are alive with the paper's ReLU output
@@ -115,13 +133,13 @@ def alive_params(model: Model, key: Array, inputs: Array) -> Array:
     Errors: ValueError if no draw is alive.
     """
 
-    def draw(index):
+    def draw(index, inputs):  # inputs as a constant would be folded while compiling
         params = model.init(jax.random.fold_in(key, index))
         return params, jnp.mean(model.apply(params, inputs, None) != 0)
 
     attempt = jax.jit(draw)
     for index in range(ALIVE_DRAWS):
-        params, alive = attempt(index)
+        params, alive = attempt(index, inputs)
         if alive > 0.9:
             return params
     raise ValueError(

@@ -338,9 +338,19 @@ def together(found: Together) -> Figure:
 
 @_styled
 def errors_against_naive(
-    naive_n: np.ndarray, model_n: np.ndarray, alone_n: np.ndarray, name: str, unit: str
+    naive_n: np.ndarray,
+    model_n: np.ndarray,
+    alone_n: np.ndarray,
+    name: str,
+    label: str,
+    most: float = np.inf,
 ) -> Figure:
-    """Each client's error beside that of a naive forecast; below the line the model wins."""
+    """Each client's error beside one that needs no model; on the line both are equal.
+
+    Args:
+      name, label: of what needs no model, and of the errors.
+      most: the largest value that there can be.
+    """
     figure, (axes,) = _figure(5.2)
     both = np.concatenate([naive_n, model_n])
     positive = both[both > 0]
@@ -353,7 +363,9 @@ def errors_against_naive(
         if side.any():
             axes.scatter(naive_n[side], model_n[side], s=12 if many else 28, color=color,
                          marker=marker, alpha=0.65, lw=0, label=label, rasterized=many)  # fmt: skip
-    if high > 20 * low and len(positive) == len(both):
+    if np.isfinite(most):
+        ends = most * np.array([-0.03, 1.03])
+    elif high > 20 * low and len(positive) == len(both):
         axes.set_xscale("log")
         axes.set_yscale("log")
         for axis in (axes.xaxis, axes.yaxis):
@@ -362,16 +374,44 @@ def errors_against_naive(
     else:
         ends = np.array([0, high * 1.05])
     axes.plot(ends, ends, color=INK, lw=1, dashes=(4, 2), label="equal")
-    axes.set(xlim=ends, ylim=ends, aspect="equal", xlabel=f"MAE {plain(unit)}: {name}",
-             ylabel=f"MAE {plain(unit)}: model")  # fmt: skip
+    axes.set(xlim=ends, ylim=ends, aspect="equal", xlabel=f"{plain(label)}: {name}",
+             ylabel=f"{plain(label)}: model")  # fmt: skip
     axes.legend(loc="upper left")
+    return figure
+
+
+@_styled
+def label_counts(counts_nc: np.ndarray, clients: Sequence[str], classes: Sequence[str]) -> Figure:
+    """Clients by classes: the darker, the more training samples; none is left open."""
+    num_clients, num_classes = counts_nc.shape
+    figure, (axes,) = _figure(1.6 + min(0.21 * num_clients, 9))
+    shown = np.ma.masked_equal(counts_nc, 0)
+    image = axes.imshow(
+        shown, cmap="cividis_r", vmin=0, aspect="auto", interpolation="nearest",
+        rasterized=counts_nc.size > 2000,
+    )  # fmt: skip
+    figure.colorbar(image, ax=axes, label="training samples").locator = MaxNLocator(
+        integer=True, nbins=6
+    )
+    axes.grid(False)
+    axes.set(xlabel="class", ylabel="client")
+    for axis, names, most in ((axes.xaxis, classes, 15), (axes.yaxis, clients, 40)):
+        places = range(0, len(names), -(-len(names) // most))
+        axis.set_ticks(list(places), [plain(names[place], 10) for place in places])
+        axis.set_tick_params(labelsize=8)
+    if num_classes <= 12 and num_clients <= 40:  # more numbers could not be read
+        half = counts_nc.max() / 2
+        for (row, column), count in np.ndenumerate(counts_nc):
+            if count:
+                color = "white" if count > half else "black"
+                axes.text(column, row, count, ha="center", va="center", size=7, color=color)
     return figure
 
 
 @_styled
 def methods(
     names: Sequence[str], means: Sequence[float], clients_std: Sequence[float],
-    seeds_std: Sequence[float], level: tuple[str, float] | None, unit: str,
+    seeds_std: Sequence[float], level: tuple[str, float] | None, label: str,
 ) -> Figure:  # fmt: skip
     """The paper's Fig. 6: error by method, with its spread over clients and over seeds."""
     figure, (axes,) = _figure(1.9 + 0.95 * len(names))
@@ -389,18 +429,26 @@ def methods(
     # Names stand above their bars: beside them they would take half of a phone's width.
     for y, name, mean in zip(place, names, means, strict=True):
         axes.text(0, y + 0.28, _label(f"{name}: {mean:.4g}"), va="bottom", fontsize=10)
-    axes.set(xlabel=f"MAE {plain(unit)}", ylim=(-0.6, len(names) - 0.2), yticks=[])
+    axes.set(xlabel=plain(label), ylim=(-0.6, len(names) - 0.2), yticks=[])
     axes.set_xlim(0, None)
     _legend_below(axes)
     return figure
 
 
 @_styled
-def intervals(names: Sequence[str], found: Sequence[Any], base: str, unit: str) -> Figure:
-    """Mean paired differences with their intervals; left of the line is better."""
+def intervals(
+    names: Sequence[str], found: Sequence[Any], base: str, label: str, sign: int = 1
+) -> Figure:
+    """Mean paired differences with their intervals.
+
+    Args:
+      sign: -1 where more is better, to the right of the line; else 1.
+    """
     figure, (axes,) = _figure(1.4 + 0.8 * len(names))
     for y, name, one in zip(range(len(names))[::-1], names, found, strict=True):
-        color = MODEL if one.high < 0 else NAIVE if one.low > 0 else INK
+        color = INK
+        if one.low > 0 or one.high < 0:
+            color = MODEL if sign * one.mean < 0 else NAIVE
         if np.isfinite(one.low):
             axes.plot([one.low, one.high], [y, y], color=color, lw=2.5)
         axes.plot([one.mean], [y], color=color, marker="o", ms=7)
@@ -409,5 +457,5 @@ def intervals(names: Sequence[str], found: Sequence[Any], base: str, unit: str) 
     axes.axvline(0, color=INK, lw=1, dashes=(4, 2))
     axes.margins(x=0.12)
     axes.set(yticks=[], ylim=(-0.5, len(names) - 0.3),
-             xlabel=f"MAE {plain(unit)} minus that of {plain(base, 30)}")  # fmt: skip
+             xlabel=f"{plain(label)} minus that of {plain(base, 30)}")  # fmt: skip
     return figure

@@ -9,6 +9,7 @@ import pandas as pd
 
 from fedjax_hk import hk, metrics
 from fedjax_hk.engine import RoundInfo
+from fedjax_hk.tasks import TASKS
 from fedjax_hk.types import Fleet
 
 AFFINITY_NAMES = ("min", "q25", "median", "q75", "max")
@@ -19,15 +20,11 @@ NOT_FINITE = "not finite"  # the status of a client whose model or loss diverged
 def round_row(round_number: int, info: RoundInfo, fleet: Fleet, seconds: float) -> dict[str, Any]:
     """One row a round: `rounds.csv`.
 
-    Errors are means over the clients that can be scored; the others are counted: in
-    `unscored_clients` if a forecast is not finite, in `unscored_accuracy` also if all
-    readings are zero. `apart_*` are quantiles of the pairs' 1 - cos (or distances), which
-    `limit` is compared with.
+    The task says which errors there are. `apart_*` are quantiles of the pairs' 1 - cos (or
+    distances), which `limit` is compared with.
     """
-    errors, present_s = info.errors, info.present_s
+    present_s = info.present_s
     loss_s = info.loss_s[present_s]
-    scored = metrics.spread(errors.mae_units)
-    accuracy = metrics.spread(errors.accuracy, higher_is_better=True)
     weights_s = info.weights_s[info.weights_s > 0]
     left_out = [fleet.client_ids[c] for c in info.cohort_s[~info.present_s]]
     diverged = [fleet.client_ids[c] for c in info.cohort_s[~info.finite_s]]
@@ -36,16 +33,7 @@ def round_row(round_number: int, info: RoundInfo, fleet: Fleet, seconds: float) 
         "sampled_clients": len(info.cohort_s),
         "clients": int(present_s.sum()),
         "train_loss": float(loss_s.mean()) if len(loss_s) else float("nan"),
-        "mse": metrics.spread(errors.mse)["mean"],
-        "mae": metrics.spread(errors.mae)["mean"],
-        "mae_units": scored["mean"],
-        "mae_units_std": scored["std"],
-        "mae_units_median": scored["median"],
-        "mae_units_worst_tenth": scored["worst_tenth"],
-        "rmse_units": metrics.spread(errors.rmse_units)["mean"],
-        "accuracy": accuracy["mean"],
-        "unscored_clients": scored["num_left_out"],
-        "unscored_accuracy": accuracy["num_left_out"],
+        **TASKS[fleet.task].columns(info.errors),
         "num_coalitions": int(info.num_coalitions),
         "coalition_sizes": " ".join(map(str, coalition_sizes(info.labels_s))),
         "inner_steps": int(info.num_steps),
@@ -128,13 +116,15 @@ def client_table(info: RoundInfo, fleet: Fleet, coalitions: pd.DataFrame) -> pd.
     table = pd.DataFrame({"client": list(fleet.client_ids)})
     if fleet.planted is not None:
         table["planted_group"] = fleet.planted
-    table["train_windows"] = fleet.train.mask.sum(axis=1)
+    task = TASKS[fleet.task]
+    table[f"train_{task.samples}"] = fleet.train.mask.sum(axis=1)
     for name, values in info.errors._asdict().items():
-        table["test_windows" if name == "num_windows" else name] = values
-    for name, errors in metrics.naive_errors(fleet).items():
-        for field in ("mae_units", "rmse_units", "accuracy", "mse"):
+        table[name.replace("num_", "test_")] = values
+    for name, errors in task.naive_errors(fleet).items():
+        for field in task.kept:
             table[f"{name}_{field}"] = getattr(errors, field)
-    table["mean_units"], table["zero_share"] = metrics.usage(fleet)
+    for name, values in task.traits_of(fleet).items():
+        table[name] = values
     table["dead"] = info.dead_n
     alone = seen[seen["size"] == 1].groupby("client").size()
     names = fleet.client_ids
@@ -149,30 +139,6 @@ def _of_clients(found: pd.Series, names: tuple[str, ...], otherwise: Any) -> lis
     of a column of which nothing was found."""
     by_name = found.to_dict()
     return [by_name.get(name, otherwise) for name in names]
-
-
-def forecast_table(forecast_nw: np.ndarray, fleet: Fleet) -> pd.DataFrame:
-    """One row a client and test target: `forecasts.csv`, in units.
-
-    Args:
-      forecast_nw: `[N, W_test]` scaled.
-
-    Returns:
-      client, time, actual, forecast, and a column for each naive forecast (NaN where it
-      cannot be made).
-    """
-    test = fleet.test
-    scale, shift = (np.asarray(x, np.float64) for x in (test.scale, test.shift))
-    clients, windows = np.nonzero(test.mask)
-    columns = {
-        "client": np.array(fleet.client_ids, object)[clients],
-        "time": np.datetime_as_string(fleet.test_times[clients, windows], unit="s"),
-        "actual": (test.targets * scale + shift)[clients, windows],
-        "forecast": (forecast_nw * scale + shift)[clients, windows],
-    }
-    return pd.DataFrame(
-        columns | {name: units_nw[clients, windows] for name, units_nw in fleet.naive.items()}
-    )
 
 
 def opinion_arrays(

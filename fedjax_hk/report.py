@@ -10,6 +10,7 @@ import pathlib
 import sys
 
 import numpy as np
+import pandas as pd
 from absl import flags
 
 from fedjax_hk import isolated, page, plots, summary
@@ -66,32 +67,34 @@ def _answer(run: RunTables) -> list[str]:
     done, planned = len(run.rounds), run.planned_rounds
     if run.clients is not None:
         first = summary.headline(run.config, run.rounds, run.clients) + "."
-        texts = [first, summary.verdict(run.clients, run.unit)]
+        texts = [first, summary.verdict(run.clients, run.unit, run.task)]
     else:
         last = run.rounds.iloc[-1]
         texts = [
-            f"{run.config.agg}, stopped after {done} of {planned} rounds. The mean absolute error "
-            f"is {last['mae_units']:.4g} {run.unit} so far; naive forecasts are compared at the "
-            "end.",
+            f"{run.config.agg}, stopped after {done} of {planned} rounds. The {run.task.name} is "
+            f"{run.task.shown(last[run.task.headline], run.unit)} so far; what needs no model is "
+            "compared at the end.",
             f"To go on: python -m fedjax_hk.main --resume={run.path}",
         ]
-    texts.append(summary.progress(run.rounds, run.unit))
+    texts.append(summary.progress(run.rounds, run.unit, run.task))
     idle = run.rounds["changes_nothing"].all()
     rule = run.config.rule()
     if rule.partition not in ("none", "singletons") and idle and rule.serve == "global":
-        texts.append("The coalitions did nothing to the error: the partition changed no round.")
+        texts.append(
+            f"The coalitions did nothing to the {run.task.word}: the partition changed no round."
+        )
     return ['<div class="answer">', page.paragraphs(texts), "</div>"]
 
 
 def _what_was_run(run: RunTables) -> list[str]:
     data, rounds = run.data, run.rounds
     source = f"Data: {data['source']}." if data.get("source") else ""
-    windows = ""
+    held, samples = "", run.task.samples
     if run.clients is not None:
-        train, test = run.clients["train_windows"], run.clients["test_windows"]
-        windows = (
+        train, test = (run.clients[f"{part}_{samples}"] for part in ("train", "test"))
+        held = (
             f"{len(run.clients)} clients with {train.median():.0f} training and "
-            f"{test.median():.0f} test windows each (median)."
+            f"{test.median():.0f} test {samples} each (median)."
         )
     cohort = (
         f"Of them, {int(rounds['sampled_clients'].iloc[-1])} were drawn for each round; a round "
@@ -99,7 +102,7 @@ def _what_was_run(run: RunTables) -> list[str]:
     )
     return [
         page.heading("What was run"),
-        page.paragraphs([source, windows + " " + cohort, *summary.rule_in_words(run.config)]),
+        page.paragraphs([source, held + " " + cohort, *summary.rule_in_words(run.config)]),
     ]
 
 
@@ -108,14 +111,14 @@ def _errors(run: RunTables) -> list[str]:
         return []
     return [
         page.heading("Errors"),
-        page.table(*summary.error_table(run.clients, run.unit), "Errors"),
+        page.table(*summary.error_table(run.clients, run.unit, run.task), "Errors"),
         page.paragraphs(
             [
                 "Means over the clients, each client counting once; worst tenth: the mean of the "
-                "tenth of the clients with the largest errors."
+                f"tenth of the clients with {run.task.worst}. {run.task.note}"
             ]
         ),
-        page.paragraphs(summary.troubles(run.rounds, run.clients), "note"),
+        page.paragraphs(summary.troubles(run.rounds, run.clients, run.task), "note"),
     ]
 
 
@@ -150,27 +153,25 @@ def _isolated(run: RunTables) -> list[str]:
     intro = "Clients that were alone in at least half of the rounds they took part in"
     if not len(found):
         return [page.heading("Isolated clients"), page.paragraphs([f"{intro}: none."])]
+    task = run.task
+    traits = [one for one in task.traits if one.column in found]
+    figures = [(one.column, lambda value, one=one: one.shown(value, run.unit)) for one in traits]
+    figures.append((task.headline, lambda value: task.shown(value, run.unit)))
+
+    def row(name: str, alone: str, of: pd.Series) -> list[str]:
+        shown = [show(of[c]) if np.isfinite(of[c]) else "-" for c, show in figures]
+        return [name, alone, *shown]
+
     rows = [
-        [
-            one.client,
-            f"{one.rounds_alone} of {one.rounds_sampled}",
-            _number(getattr(one, "mean_units", np.nan)),
-            _percent(getattr(one, "zero_share", np.nan)),
-            _number(one.mae_units),
-        ]
-        for one in found.head(ROWS_SHOWN).itertuples()
+        row(one["client"], f"{one['rounds_alone']} of {one['rounds_sampled']}", one)
+        for _, one in found.head(ROWS_SHOWN).iterrows()
     ]
-    header = ["client", "rounds alone", f"mean use, {run.unit}", "zeros", f"MAE {run.unit}"]
+    header = ["client", "rounds alone", *(one.words for one in traits), task.short]
     if len(found) > ROWS_SHOWN:
         intro += f" (the first {ROWS_SHOWN} of {len(found)}; all in clients.csv)"
     others = run.clients.drop(found.index)
-    if len(others) and "mean_units" in others:
-        rows.append(
-            [
-                "median of the others", "", _number(others["mean_units"].median()),
-                _percent(others["zero_share"].median()), _number(others["mae_units"].median()),
-            ]
-        )  # fmt: skip
+    if len(others):
+        rows.append(row("median of the others", "", others[[c for c, _ in figures]].median()))
     return [
         page.heading("Isolated clients"),
         page.paragraphs([intro + ":"]),
@@ -179,14 +180,6 @@ def _isolated(run: RunTables) -> list[str]:
             summary.isolated_sentences(run.config, run.unit, run.rounds, run.clients)[1:]
         ),
     ]
-
-
-def _number(value: float) -> str:
-    return f"{value:.4g}" if np.isfinite(value) else "-"
-
-
-def _percent(value: float) -> str:
-    return f"{100 * value:.1f} %" if np.isfinite(value) else "-"
 
 
 def _left_out(run: RunTables) -> list[str]:

@@ -14,6 +14,8 @@ import pandas as pd
 from fedjax_hk.config import Config
 from fedjax_hk.records import TEXT_COLUMNS
 from fedjax_hk.run_folder import RunFolder, RunFolderError
+from fedjax_hk.summary import task_of
+from fedjax_hk.tasks import Task
 from fedjax_hk.views import Opinions
 
 
@@ -26,6 +28,7 @@ class RunTables(NamedTuple):
     rounds, coalitions: of all rounds so far.
     clients, forecasts, opinions: of the end; None for a run that has not reached it, or has
       gone on since.
+    partition: `partition.csv` of samples that were dealt out; else None.
     excluded: client and reason; may be empty.
     """
 
@@ -40,11 +43,16 @@ class RunTables(NamedTuple):
     clients: pd.DataFrame | None
     forecasts: pd.DataFrame | None
     opinions: Opinions | None
+    partition: pd.DataFrame | None
     excluded: pd.DataFrame
 
     @property
     def unit(self) -> str:
         return self.data.get("unit") or "units"
+
+    @property
+    def task(self) -> Task:
+        return task_of(self.config)
 
     @property
     def planned_rounds(self) -> int:
@@ -78,6 +86,9 @@ def load(path: str | os.PathLike) -> RunTables:
     forecasts = None
     if ended and (path / "forecasts.csv").is_file():
         forecasts = folder.read_table("forecasts", ["client", "time"])
+    partition = None
+    if (path / "partition.csv").is_file():
+        partition = folder.read_table("partition", ["client"])
     try:
         excluded = folder.read_table("excluded", ["client", "reason"])
     except RunFolderError:
@@ -94,6 +105,7 @@ def load(path: str | os.PathLike) -> RunTables:
         clients=folder.read_table("clients", ["client", "last_coalition"]) if ended else None,
         forecasts=forecasts,
         opinions=opinions if ended else None,
+        partition=partition,
         excluded=excluded,
     )
 

@@ -14,9 +14,9 @@ import numpy as np
 import pandas as pd
 from jax.sharding import Mesh
 
+from fedjax_hk import classifiers, data, hk, models, records, summary
 from fedjax_hk import config as config_lib
 from fedjax_hk import engine as engine_lib
-from fedjax_hk import hk, models, records, summary
 from fedjax_hk.checkpoint import Checkpoints
 from fedjax_hk.config import Config, value_of
 from fedjax_hk.local_training import HParams, make_trainer
@@ -24,6 +24,7 @@ from fedjax_hk.records import TEXT_COLUMNS
 from fedjax_hk.rules.coalition_map import splitting_threshold
 from fedjax_hk.rules.partitions import NEIGHBORHOODS, PARTITIONS, Settings
 from fedjax_hk.run_folder import RunFolder
+from fedjax_hk.tasks import TASKS
 from fedjax_hk.terminal import Progress, StopRequest
 from fedjax_hk.types import Array, Fleet
 
@@ -118,6 +119,17 @@ def make_mesh(config: Config) -> Mesh:
     return Mesh(np.array(devices[: config.devices or None]), ("clients",))
 
 
+# The network of each task where none is given: `(config, fleet, example_inputs) -> Model`.
+DEFAULT_MODELS: dict[str, Callable[[Config, Fleet, np.ndarray], models.Model]] = {
+    "forecast": lambda config, fleet, example: models.lstm_forecaster(
+        example, dropout=config.dropout, output=config.activation
+    ),
+    "classification": lambda config, fleet, example: classifiers.classifier(
+        example, len(fleet.classes), config.model
+    ),
+}
+
+
 class Assembled(NamedTuple):
     """What needs no compilation; `arrays` and `hparams` lie on the devices."""
 
@@ -130,17 +142,20 @@ class Assembled(NamedTuple):
 def assemble(config: Config, fleet: Fleet, model: models.Model | None = None) -> Assembled:
     """Puts model, trainer and engine together; arguments and errors are those of `prepare`."""
     config_lib.check(config)
+    if config_lib.TASK_OF[config.task] != fleet.task:
+        raise config_lib.ConfigError(
+            f"--task={config.task}: the fleet is one of {fleet.task}; give a task of that kind."
+        )
     clients_per_round = config_lib.check_fleet(config, len(fleet.client_ids))
     mesh = make_mesh(config)
     probe = _probe(fleet)
-    model = model or models.lstm_forecaster(
-        probe[:2], dropout=config.dropout, output=config.activation
-    )
+    model = model or DEFAULT_MODELS[fleet.task](config, fleet, probe[:2])
+    _check_outputs(model, fleet, probe[:2])
     rule = config.rule()
     trainer = make_trainer(
         model,
         objective=rule.local,
-        loss=config.loss,
+        loss=config_lib.loss_of(config, fleet.task),
         epochs=config.epochs,
         batch_size=config.batch_size,
     )
@@ -148,6 +163,7 @@ def assemble(config: Config, fleet: Fleet, model: models.Model | None = None) ->
         model,
         trainer,
         rule,
+        task=TASKS[fleet.task],
         num_clients=len(fleet.client_ids),
         clients_per_round=clients_per_round,
         batch_size=config.batch_size,
@@ -171,10 +187,10 @@ def prepare(config: Config, fleet: Fleet, model: models.Model | None = None) -> 
     """Builds the engine, draws the first model, compiles the round.
 
     Args:
-      model: the forecaster; by default the paper's LSTM.
+      model: by default the paper's LSTM for forecasts, a small CNN for classes of images.
 
     Errors: ConfigError for settings that do not fit the fleet, ValueError for a model that
-      does not start alive.
+      does not start alive or whose outputs do not fit the task.
     """
     model, engine, arrays, hparams = assemble(config, fleet, model)
     run_key, state = _start(engine, model, config.seed, _probe(fleet))
@@ -186,6 +202,17 @@ def prepare(config: Config, fleet: Fleet, model: models.Model | None = None) -> 
     return Prepared(
         config, fleet, model, engine, arrays, run_key, hparams, compiled, state, seconds, counted
     )
+
+
+def _check_outputs(model: models.Model, fleet: Fleet, example: np.ndarray) -> None:
+    shape = (len(example), len(fleet.classes)) if fleet.classes else (len(example),)
+    params = jax.ShapeDtypeStruct((model.num_parameters,), np.float32)
+    found = jax.eval_shape(lambda x: model.apply(x, example, None), params).shape
+    if found != shape:
+        raise ValueError(
+            f"Expected a model with outputs of shape {shape} for {len(example)} samples, got "
+            f"{found}; wrap the module with models.from_flax(module, example, num_classes=...)."
+        )
 
 
 def reseed(prepared: Prepared, seed: int) -> Prepared:
@@ -203,9 +230,12 @@ def _start(engine, model, seed: int, probe) -> tuple[Array, engine_lib.ServerSta
 
 
 def _probe(fleet: Fleet) -> np.ndarray:
-    """Some 4,096 training windows of all clients."""
-    windows = fleet.train.inputs[fleet.train.mask]
-    return windows[:: max(1, len(windows) // 4096)]
+    """Some 4,096 training windows of all clients, fewer where these are over 256 bytes."""
+    places = np.argwhere(fleet.train.mask)
+    window = fleet.train.inputs[0, 0]
+    most = min(4096, max(2, 2**20 // max(window.nbytes, 1)))
+    places = places[:: max(1, len(places) // most)]
+    return fleet.train.inputs[places[:, 0], places[:, 1]]
 
 
 def step(prepared: Prepared, state: engine_lib.ServerState, round_number: int):
@@ -262,7 +292,8 @@ def run(
                 row = _write_round(folder, round_number, light, fleet, seconds)
                 for callback in callbacks:
                     callback.on_round_end(round_number, row)
-                progress.update(round_number, summary.round_line(row, fleet.unit or "units"))
+                line = summary.round_line(row, fleet.unit or "units", TASKS[fleet.task])
+                progress.update(round_number, line)
                 for note in said.about(row, light, info.grams[rule.opinion]):
                     folder.log(note)
                     progress.say(note)
@@ -292,7 +323,8 @@ def _write_round(folder, round_number, info, fleet, seconds) -> dict[str, Any]:
 def _finish(folder, config, fleet, round_number, info) -> tuple[pd.DataFrame, str]:
     """Final tables and summary; written before the last checkpoint, so that a run whose
     last checkpoint is there has them."""
-    folder.write_table("forecasts", records.forecast_table(np.asarray(info.forecast_nw), fleet))
+    task = TASKS[fleet.task]
+    folder.write_table(task.outputs_name, task.outputs_table(np.asarray(info.forecast_nw), fleet))
     arrays = records.opinion_arrays(round_number, info, fleet, _neighborhood(config, info))
     folder.write_arrays("opinions.npz", arrays)
     rounds = folder.read_table("rounds", TEXT_COLUMNS)
@@ -333,12 +365,16 @@ def _draw_report(folder, stream) -> None:
 def describe_data(fleet: Fleet) -> dict[str, Any]:
     """What a resumed run must find again, and what a reader of the folder must know."""
     names = "\n".join(fleet.client_ids).encode()
+    dealt = {}
+    if fleet.owners is not None:
+        dealt = {"partition_fingerprint": data.partition_digest(fleet.owners)}
     return {
         "source": fleet.source,
         "fingerprint": fleet.fingerprint,
         "unit": fleet.unit,
         "clients": len(fleet.client_ids),
         "clients_fingerprint": hashlib.sha256(names).hexdigest(),
+        **dealt,
     }
 
 

@@ -9,26 +9,26 @@ import pandas as pd
 
 from fedjax_hk import config as config_lib
 from fedjax_hk import isolated, metrics
-from fedjax_hk.config import Config
+from fedjax_hk.config import TASK_OF, Config
 from fedjax_hk.records import AFFINITY_NAMES
+from fedjax_hk.tasks import TASKS, Task
 from fedjax_hk.terminal import format_table
 from fedjax_hk.types import Fleet
 
-NAIVE_NAMES = {
-    "yesterday": "the reading before",
-    "last_week": "same time last week",
-    "mean_7_days": "mean of the last 7 days",
-    "train_median": "the client's training median",
-}
+
+def task_of(config: Config) -> Task:
+    """What a run learns."""
+    return TASKS[TASK_OF[config.task]]
 
 
 def describe_fleet(fleet: Fleet) -> str:
     """One paragraph on the data."""
     train_n, test_n = fleet.train.mask.sum(axis=1), fleet.test.mask.sum(axis=1)
+    samples = TASKS[fleet.task].samples
     lines = [
         f"Data: {fleet.source}",
         f"  {len(fleet.client_ids)} clients, {int(np.median(train_n))} training and "
-        f"{int(np.median(test_n))} test windows each (median; {train_n.min()} to "
+        f"{int(np.median(test_n))} test {samples} each (median; {train_n.min()} to "
         f"{train_n.max()} training).",
     ]
     if fleet.excluded:
@@ -37,12 +37,12 @@ def describe_fleet(fleet: Fleet) -> str:
     return "\n".join(lines)
 
 
-def round_line(row: dict[str, Any], unit: str) -> str:
+def round_line(row: dict[str, Any], unit: str, task: Task) -> str:
     """The round in one line of the terminal."""
     sizes = row["coalition_sizes"].split()
     shown = ", ".join(sizes[:4]) + (", ..." if len(sizes) > 4 else "")
     many = "coalition" if len(sizes) == 1 else "coalitions"
-    line = f"MAE {row['mae_units']:.4g} {unit}  "
+    line = f"{task.line(row, unit)}  "
     line += f"{len(sizes)} {many} ({shown})" if sizes else "no coalition"
     if row["dead_clients"]:
         line += f"  {row['dead_clients']} dead"
@@ -161,20 +161,21 @@ def _as_flag(threshold: str, config: Config) -> str:
 
 
 def summarize(config: Config, unit: str, rounds: pd.DataFrame, clients: pd.DataFrame) -> str:
-    """The end of a run: errors beside the naive forecasts, coalitions, what to look at.
+    """The end of a run: errors beside the naive ones, coalitions, what to look at.
 
     Args:
       rounds, clients: the tables of these names.
     """
+    task = task_of(config)
     parts = [
         headline(config, rounds, clients) + ":",
-        format_table(*error_table(clients, unit)),
-        verdict(clients, unit),
-        progress(rounds, unit),
+        format_table(*error_table(clients, unit, task)),
+        verdict(clients, unit, task),
+        progress(rounds, unit, task),
         "\n".join(
             coalition_sentences(config, rounds) + isolated_sentences(config, unit, rounds, clients)
         ),
-        *troubles(rounds, clients),
+        *troubles(rounds, clients, task),
     ]
     tries = what_to_try(config, rounds, clients)
     if tries:
@@ -187,52 +188,50 @@ def headline(config: Config, rounds: pd.DataFrame, clients: pd.DataFrame) -> str
     many = "round" if len(rounds) == 1 else "rounds"
     who = "client" if len(clients) == 1 else "clients"
     return (
-        f"{config.agg} after {len(rounds)} {many}, {len(clients)} {who} judged on the last fifth "
-        "of their readings"
+        f"{config.agg} after {len(rounds)} {many}, {len(clients)} {who} judged on "
+        f"{task_of(config).judged}"
     )
 
 
-def naive_columns(clients: pd.DataFrame, field: str = "mae_units") -> dict[str, str]:
-    """Naive forecasts that can be made for some client, with their columns."""
-    found = {name: f"{name}_{field}" for name in NAIVE_NAMES}
+def naive_columns(clients: pd.DataFrame, task: Task, field: str | None = None) -> dict[str, str]:
+    """What needs no model and can be made for some client, with its column of a field (of the
+    headline if None)."""
+    found = {name: f"{name}_{field or task.headline}" for name in task.naive_names}
     return {n: c for n, c in found.items() if c in clients and np.isfinite(clients[c]).any()}
 
 
-def best_naive(clients: pd.DataFrame) -> str | None:
-    """Name of the naive forecast with the least mean error; None without any."""
-    columns = naive_columns(clients)
-    return min(columns, key=lambda name: clients[columns[name]].mean()) if columns else None
+def best_naive(clients: pd.DataFrame, task: Task) -> str | None:
+    """Name of the best of what needs no model, by the mean; None without any."""
+    columns = naive_columns(clients, task)
+    if not columns:
+        return None
+    return min(columns, key=lambda name: task.sign * clients[columns[name]].mean())
 
 
-def error_table(clients: pd.DataFrame, unit: str) -> tuple[list[list[str]], list[str]]:
-    """Rows and header of the errors beside the naive forecasts."""
+def error_table(clients: pd.DataFrame, unit: str, task: Task) -> tuple[list[list[str]], list[str]]:
+    """Rows and header of the errors beside the naive ones."""
     unit = unit or "units"
-    rows = [_error_row("the federated model", clients, "")]
-    rows += [_error_row(NAIVE_NAMES[n], clients, f"{n}_") for n in naive_columns(clients)]
-    header = [
-        "forecast", f"MAE {unit}", "std", "median", "worst tenth", f"RMSE {unit}", "accuracy",
-        "MSE scaled",
-    ]  # fmt: skip
-    return rows, header
+    rows = [_error_row("the federated model", clients, "", task)]
+    rows += [
+        _error_row(task.naive_names[name], clients, f"{name}_", task)
+        for name in naive_columns(clients, task)
+    ]
+    header = [task.naive_short, task.axis(unit), "std", "median", "worst tenth"]
+    return rows, header + [one.title(unit) for one in task.beside]
 
 
-def _error_row(label: str, clients: pd.DataFrame, prefix: str) -> list[str]:
-    def of(name: str, key: str = "mean", **options) -> float:
-        column = prefix + name
-        return metrics.spread(clients[column], **options)[key] if column in clients else np.nan
-
+def _error_row(label: str, clients: pd.DataFrame, prefix: str, task: Task) -> list[str]:
+    spread = task.spread(task.factor * clients[prefix + task.headline])
     return [
         label,
-        *(f"{of('mae_units', key):.4g}" for key in ("mean", "std", "median", "worst_tenth")),
-        f"{of('rmse_units'):.4g}",
-        f"{100 * of('accuracy', higher_is_better=True):.1f} %",
-        f"{of('mse'):.5f}",
+        *(f"{spread[key]:.4g}" for key in ("mean", "std", "median", "worst_tenth")),
+        *(one.shown(one.value(clients, prefix)) for one in task.beside),
     ]
 
 
-def differences(clients: pd.DataFrame, naive: str) -> pd.Series:
-    """Client by client, the model's error minus a naive forecast's, in units."""
-    apart = clients["mae_units"] - clients[f"{naive}_mae_units"]
+def differences(clients: pd.DataFrame, naive: str, task: Task) -> pd.Series:
+    """Client by client, the model's headline minus that of one that needs no model."""
+    apart = clients[task.headline] - clients[f"{naive}_{task.headline}"]
     return apart.replace([np.inf, -np.inf], np.nan)
 
 
@@ -243,38 +242,38 @@ def interval_text(interval: metrics.Interval, unit: str) -> str:
     return f"95 % interval over clients {interval.low:+.3g} to {interval.high:+.3g} {unit}"
 
 
-def verdict(clients: pd.DataFrame, unit: str) -> str:
-    """The model against the best naive forecast, client by client."""
-    best, unit = best_naive(clients), unit or "units"
+def verdict(clients: pd.DataFrame, unit: str, task: Task) -> str:
+    """The model against the best that needs none, client by client."""
+    best, unit = best_naive(clients, task), task.apart_of(unit or "units")
     if best is None:
         return ""
-    apart = differences(clients, best)
+    apart = task.factor * differences(clients, best, task)
     if apart.isna().all():
-        return "No client's forecasts are finite: the model cannot be compared."
+        return "No client's errors are finite: the model cannot be compared."
     found = metrics.bootstrap_interval(apart)
-    better, known = int((apart < 0).sum()), int(apart.notna().sum())
-    word = "beats" if found.mean < 0 else "does NOT beat"
+    better, known = int((task.sign * apart < 0).sum()), int(apart.notna().sum())
+    word = "beats" if task.sign * found.mean < 0 else "does NOT beat"
     if found.low <= 0 <= found.high:
         word = "cannot be told apart from"
     interval = interval_text(found, unit)
     return (
-        f"The model {word} the best naive forecast ({NAIVE_NAMES[best]}): {abs(found.mean):.3g} "
-        f"{unit} {'less' if found.mean < 0 else 'more'} on average"
+        f"The model {word} the best {task.naive} ({task.naive_names[best]}): "
+        f"{abs(found.mean):.3g} {unit} {'less' if found.mean < 0 else 'more'} on average"
         f"{f' ({interval}, paired bootstrap)' if interval else ''}; "
         f"it is better for {better} of {known} clients."
     )
 
 
-def progress(rounds: pd.DataFrame, unit: str) -> str:
-    """How the error went over the rounds; empty for a single round."""
-    mae = rounds["mae_units"]
-    if len(rounds) < 2 or mae.isna().all():
+def progress(rounds: pd.DataFrame, unit: str, task: Task) -> str:
+    """How the headline went over the rounds; empty for a single round."""
+    values = rounds[task.headline]
+    if len(rounds) < 2 or values.isna().all():
         return ""
-    best, unit = rounds.loc[mae.idxmin()], unit or "units"
+    best, unit = rounds.loc[(task.sign * values).idxmin()], unit or "units"
     return (
-        f"Error by round: {mae.iloc[0]:.4g} {unit} after round 1, {mae.iloc[-1]:.4g} after round "
-        f"{rounds['round'].iloc[-1]}; the least was {best['mae_units']:.4g} after round "
-        f"{best['round']}."
+        f"{task.word.capitalize()} by round: {task.shown(values.iloc[0], unit)} after round 1, "
+        f"{task.shown(values.iloc[-1], unit)} after round {rounds['round'].iloc[-1]}; the best was "
+        f"{task.shown(best[task.headline], unit)} after round {best['round']}."
     )
 
 
@@ -284,24 +283,25 @@ def isolated_sentences(
     """Who was mostly alone, whether that says something about them, and their errors."""
     if config.rule().partition in ("none", "singletons") or rounds["num_coalitions"].max() < 2:
         return []
-    return isolated.sentences(clients, unit) + _alone_and_error(clients)
+    task = task_of(config)
+    return isolated.sentences(clients, unit, task.traits) + _alone_and_error(clients, task)
 
 
-def _alone_and_error(clients: pd.DataFrame) -> list[str]:
-    """Errors of the clients that were mostly alone beside the others', in naive errors."""
-    best = best_naive(clients)
+def _alone_and_error(clients: pd.DataFrame, task: Task) -> list[str]:
+    """Headlines of the clients that were mostly alone beside the others', in naive ones."""
+    best = best_naive(clients, task)
     alone = clients.index.isin(isolated.isolated_clients(clients).index)
     if best is None or not 0 < alone.sum() < len(clients):
         return []
-    known = differences(clients, best).notna()
-    naive = clients[f"{best}_mae_units"]
+    known = differences(clients, best, task).notna()
+    naive = clients[f"{best}_{task.headline}"]
     sides = [known & side for side in (alone, ~alone)]
     if not all(naive[side].sum() > 0 for side in sides):
         return []
-    ratios = [clients["mae_units"][side].sum() / naive[side].sum() for side in sides]
+    ratios = [clients[task.headline][side].sum() / naive[side].sum() for side in sides]
     return [
-        f"Error over that of the best naive forecast: {ratios[0]:.2f} for clients that were "
-        f"mostly alone, {ratios[1]:.2f} for the others."
+        f"{task.word.capitalize()} over that of the best {task.naive}: {ratios[0]:.2f} for clients "
+        f"that were mostly alone, {ratios[1]:.2f} for the others."
     ]
 
 
@@ -331,28 +331,9 @@ def coalition_sentences(config: Config, rounds: pd.DataFrame) -> list[str]:
     return lines
 
 
-def troubles(rounds: pd.DataFrame, clients: pd.DataFrame) -> list[str]:
+def troubles(rounds: pd.DataFrame, clients: pd.DataFrame, task: Task) -> list[str]:
     """What went wrong for some clients, a sentence each."""
-    found = []
-    unscored = ~np.isfinite(clients["mae_units"])
-    if unscored.any():
-        found.append(
-            f"Clients whose forecasts are not finite, left out of the means: {unscored.sum()}, "
-            f"such as {_some(clients['client'][unscored])}."
-        )
-    empty = clients["accuracy"].isna() & ~unscored
-    if empty.any():
-        found.append(
-            f"Clients that read zero throughout their test span: {empty.sum()}, such as "
-            f"{_some(clients['client'][empty])}. They have no accuracy and count in the other "
-            "means."
-        )
-    dead = int(clients["dead"].sum())
-    if dead:
-        found.append(
-            f"{dead} clients are forecast as zero throughout (dead output); "
-            "--activation=softplus cannot die."
-        )
+    found = task.troubles(clients)
     if rounds["diverged_clients"].sum():
         found.append(
             f"Models that were not finite were left out {int(rounds['diverged_clients'].sum())} "
@@ -363,29 +344,30 @@ def troubles(rounds: pd.DataFrame, clients: pd.DataFrame) -> list[str]:
 
 def what_to_try(config: Config, rounds: pd.DataFrame, clients: pd.DataFrame) -> list[str]:
     """Flags that the run's own figures suggest, a line each; what follows is up to the data."""
-    rule, tries = config.rule(), []
+    rule, task, tries = config.rule(), task_of(config), []
     groups = rule.partition not in ("none", "singletons")
     if groups and rule.serve == "global" and rounds["changes_nothing"].mean() > 0.5:
         tries += [f"{one}: the partition changed nothing." for one in partition_tries(config)]
-    mae = rounds["mae_units"].to_numpy()
-    if len(mae) > 1 and mae[-1] < 0.99 * mae[-1 - max(1, len(mae) // 4)]:
-        tries.append(f"--rounds={2 * config.rounds} with --resume: the error was still falling.")
+    values = task.sign * rounds[task.headline].to_numpy()
+    before = values[-1 - max(1, len(values) // 4)] if len(values) > 1 else np.nan
+    if values[-1] < before - 0.01 * abs(before):
+        going = "rising" if task.higher_is_better else "falling"
+        tries.append(
+            f"--rounds={2 * config.rounds} with --resume: the {task.word} was still {going}."
+        )
     typical = 1 / max(rounds["clients"].median(), 1)
     if groups and rule.between == "equal" and rounds["largest_weight"].max() > 5 * typical:
         tries.append(
             "--between=size or --min_coalition=2: a client that was alone weighed as much as a "
             "whole coalition."
         )
-    best = best_naive(clients)
-    if best and rule.partition != "singletons" and not differences(clients, best).mean() < 0:
-        tries.append("--agg=local: whether clients that train alone beat the naive forecast.")
+    best = best_naive(clients, task)
+    apart = task.sign * differences(clients, best, task).mean() if best else np.nan
+    if best and rule.partition != "singletons" and not apart < 0:
+        tries.append(f"--agg=local: whether clients that train alone beat the {task.naive}.")
     if groups:
         tries.append(
             "--agg=fedavg with the same seed, then python -m fedjax_hk.compare RUN RUN: only that "
-            "says what the coalitions did to the error."
+            f"says what the coalitions did to the {task.word}."
         )
     return tries
-
-
-def _some(names: pd.Series) -> str:
-    return ", ".join(names.head(3))

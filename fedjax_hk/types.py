@@ -20,21 +20,22 @@ class Samples(NamedTuple):
 
     A window is used only where `mask` is True; padding and windows with a missing
     input or target are False there and hold zeros elsewhere. A forecast is turned
-    into units by `forecast * scale + shift`.
+    into units by `forecast * scale + shift`. Where classes are told apart, a window is
+    one sample, such as an image.
 
     Attributes:
-      inputs: `[N, W, L, F]` float32, scaled.
-      targets: `[N, W]` float32, scaled.
+      inputs: `[N, W, L, F]` float32, scaled; of classes `[N, W, ...]` uint8 or float32.
+      targets: `[N, W]` float32, scaled; of classes int32, the class.
       mask: `[N, W]` bool.
-      scale: `[N, W]` float32, units per scaled unit.
-      shift: `[N, W]` float32, units at scaled zero.
+      scale: `[N, W]` float32, units per scaled unit; of classes ().
+      shift: `[N, W]` float32, units at scaled zero; of classes ().
     """
 
     inputs: Array
     targets: Array
     mask: Array
-    scale: Array
-    shift: Array
+    scale: Array = ()
+    shift: Array = ()
 
 
 class Excluded(NamedTuple):
@@ -52,15 +53,20 @@ class Fleet(NamedTuple):
       unit: label of the readings' unit, such as "L".
       train: windows whose targets lie in the first part of each series.
       test: windows whose targets lie in the last part; inputs may reach back.
-      test_times: `[N, W_test]` datetime64, the time of each test target (NaT: padding).
-      naive: forecasts that need no model, name to `[N, W_test]` in units; NaN where
-        the forecast cannot be made.
+      test_times: `[N, W_test]` datetime64, the time of each test target (NaT: padding, or
+        a sample without a time).
+      naive: forecasts that need no model, name to `[N, W_test]` in units (of classes, the
+        class); NaN where the forecast cannot be made.
       excluded: clients that were left out.
       planted: `[N]` int32 planted group of each client, -1 for a planted outlier;
         None where no truth is known.
       source: what was read, in words.
       fingerprint: hexadecimal digest of the content that was read.
       shift_n, scale_n: `[N]` in units, of which the windows' shift and scale are made.
+      task: what is learned, an entry of `tasks.TASKS`.
+      classes: names of the classes; empty for forecasts.
+      owners: client of each training and of each test sample of the source, `[M]` and
+        `[M_test]` int32, where its samples were dealt out to clients; else None.
     """
 
     client_ids: tuple[str, ...]
@@ -75,3 +81,6 @@ class Fleet(NamedTuple):
     fingerprint: str
     shift_n: np.ndarray | tuple = ()
     scale_n: np.ndarray | tuple = ()
+    task: str = "forecast"
+    classes: tuple[str, ...] = ()
+    owners: tuple[np.ndarray, np.ndarray] | None = None

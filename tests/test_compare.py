@@ -45,12 +45,12 @@ def test_runs_that_differ_in_the_seed_are_one_method(runs):
     tables = [pd.read_csv(path / "clients.csv") for path in runs]
     for i in range(len(tables[0])):
         expected = (tables[2]["mae_units"][i] + tables[3]["mae_units"][i]) / 2
-        assert methods[1].mae_n[i] == pytest.approx(expected)
+        assert methods[1].headline_n[i] == pytest.approx(expected)
     table = compare.method_table(methods).set_index("method")
     means = [one["mae_units"].mean() for one in tables]
-    assert table.loc["fedavg", "mae"] == pytest.approx(np.mean(means[2:]))
-    assert table.loc["fedavg", "mae_std_seeds"] == pytest.approx(abs(means[2] - means[3]) / 2**0.5)
-    assert table.loc["fedavg", "mae_std_clients"] == pytest.approx(methods[1].mae_n.std())
+    assert table.loc["fedavg", "headline"] == pytest.approx(np.mean(means[2:]))
+    assert table.loc["fedavg", "std_seeds"] == pytest.approx(abs(means[2] - means[3]) / 2**0.5)
+    assert table.loc["fedavg", "std_clients"] == pytest.approx(methods[1].headline_n.std())
     assert table.loc["fedavg", "seeds"] == 2
     assert sum(name.startswith("naive: ") for name in table.index) == 4
 
@@ -59,7 +59,7 @@ def test_paired_differences(runs):
     methods = compare.load_methods(runs)
     assert compare.base_of(methods) == 1  # FedAvg, though it was given last
     ((name, found, better),) = compare.differences(methods, 1)
-    apart = methods[0].mae_n - methods[1].mae_n
+    apart = methods[0].headline_n - methods[1].headline_n
     assert name.startswith("hk_cosine") and found == metrics.bootstrap_interval(apart)
     assert found.mean == pytest.approx(apart.mean()) and found.high < 0 and better == len(apart)
     (line,) = compare.sentences(methods)
@@ -88,7 +88,7 @@ def test_command_writes_table_and_page(runs, tmp_path, capsys):
 def test_one_seed_has_no_spread_over_seeds(runs):
     methods = compare.load_methods([runs[0], runs[2]])
     table = compare.method_table(methods)
-    assert table["mae_std_seeds"].isna().all()
+    assert table["std_seeds"].isna().all()
     figure = plots.methods(["a", "b"], [1, 2], [0.1, 0.2], [np.nan, np.nan], None, "L")
     labels = [entry.get_text() for entry in figure.axes[0].get_legend().get_texts()]
     assert labels == ["std over clients"]

@@ -19,6 +19,7 @@ def problems_of(**settings) -> list[str]:
     return []
 
 
+GROUPS = ("Task", "Rule", "Choices", "Training", "Data", "Classes", "Run")
 NUMBERS = [item.name for item in dataclasses.fields(Config) if "float" in item.type]
 
 
@@ -97,6 +98,34 @@ def test_numbers_that_are_not_finite_are_refused(name, value):
         ({"clients": "h1,h2"}, "--clients=h1,h2", "--data"),
         ({"data": "a.csv", "fleet_clients": 9}, "--fleet_clients=9", "leave one"),
         ({"data": "a.csv", "fleet_days": 90}, "--fleet_days=90", "leave one"),
+        # What the task, or its way of dealing samples out, does not read.
+        ({"task": "digits", "lookback": 6}, "--lookback=6", "--task=forecast"),
+        ({"task": "npz", "scaler": "robust"}, "--scaler=robust", "--task=npz does not read it"),
+        ({"task": "leaf", "unit": "L"}, "--unit=L", "--task=forecast"),
+        ({"task": "digits", "dropout": 0.1}, "--dropout=0.1", "--task=forecast"),
+        ({"task": "digits", "activation": "linear"}, "--activation=linear", "--task=forecast"),
+        ({"task": "digits", "loss": "mae"}, "--loss=mae", "cross_entropy"),
+        ({"loss": "cross_entropy"}, "--loss=cross_entropy", "mse, mae, huber"),
+        ({"task": "digits", "data": "a.npz"}, "--data=a.npz", "--task=npz"),
+        ({"model": "mlp"}, "--model=mlp", "--task=digits"),
+        ({"partition": "iid"}, "--partition=iid", "--task=digits"),
+        ({"alpha_dirichlet": 0.1}, "--alpha_dirichlet=0.1", "--task=digits"),
+        ({"num_clients": 9}, "--num_clients=9", "--task=digits"),
+        ({"task": "leaf", "num_clients": 9}, "--num_clients=9", "--task=digits, mnist5k or npz"),
+        ({"task": "leaf", "alpha_dirichlet": 1.0}, "--alpha_dirichlet=1.0", "--task=leaf does"),
+        (
+            {"task": "digits", "partition": "iid", "alpha_dirichlet": 1.0},
+            "--alpha_dirichlet=1.0",
+            "--partition=iid does not read it",
+        ),
+        ({"task": "digits", "shards_per_client": 2}, "--shards_per_client=2", "--partition=shards"),
+        ({"task": "digits", "image_shape": "8,8"}, "--image_shape=8,8", "--task=npz or leaf"),
+        ({"task": "leaf", "max_samples": 9}, "--max_samples=9", "--task=npz"),
+        ({"task": "digits", "alpha_dirichlet": 0.0}, "--alpha_dirichlet=0.0", "above 0"),
+        ({"task": "digits", "min_samples": 0}, "--min_samples=0", "1 or more"),
+        ({"task": "npz", "image_shape": "28x28"}, "--image_shape=28x28", "28,28"),
+        ({"task": "npz", "image_shape": "28,0"}, "--image_shape=28,0", "28,28"),
+        ({"task": "digit"}, "--task=digit", "digits"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -138,6 +167,12 @@ def test_every_rule_runs_with_its_defaults(agg):
         {"agg": "fedavg", "local": "perfedavg_hf", "alpha": 0.1},
         {"agg": "fedavg", "server_opt": "yogi", "server_lr": 0.1},
         {"agg": "fixed_k_cosine", "opinion": "update", "serve": "coalition"},
+        {"task": "digits", "alpha_dirichlet": 0.1, "num_clients": 5, "model": "mlp"},
+        {"task": "mnist5k", "partition": "quantity", "alpha_dirichlet": 10.0},
+        {"task": "digits", "partition": "shards", "shards_per_client": 3, "min_samples": 1},
+        {"task": "npz", "data": "a.npz", "image_shape": "32,32,3", "max_samples": 1000},
+        {"task": "leaf", "data": "folder", "image_shape": "28,28", "model": "cnn_large"},
+        {"task": "digits", "loss": "cross_entropy"},
         {"loss": "quantile", "quantile": 0.9},
         {"data": "a.csv", "clients": "h1"},
         {"mu": 0.0, "agg": "fedprox"},
@@ -187,6 +222,6 @@ def test_coalitions_are_judged_by_the_clients_of_a_round(name):
 def test_every_setting_has_help_and_a_group():
     for item in dataclasses.fields(Config):
         assert item.metadata["help"]
-        assert item.metadata["group"] in ("Rule", "Choices", "Training", "Data", "Run")
+        assert item.metadata["group"] in GROUPS
         if item.metadata["choices"] and item.default is not None:
             assert item.default in item.metadata["choices"]

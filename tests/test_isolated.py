@@ -4,6 +4,9 @@ import numpy as np
 import pandas as pd
 
 from fedjax_hk import isolated
+from fedjax_hk.tasks import FORECAST
+
+TRAITS = FORECAST.traits
 
 
 def table(use, alone, zeros=0.1, sampled=4):
@@ -31,16 +34,16 @@ def test_distance_from_the_middle():
 def test_data_say_whether_the_isolated_are_unusual():
     use = np.linspace(100, 200, 40)
     ends = np.isin(np.arange(40), [0, 1, 38, 39])
-    found = isolated.compare(table(use, np.where(ends, 4, 0)))
-    assert [one.measure for one in found] == ["mean use", "share of zeros"]
+    found = isolated.compare(table(use, np.where(ends, 4, 0)), TRAITS)
+    assert [one.trait.words for one in found] == ["mean use", "share of zeros"]
     assert found[0].p_value < 0.01 and found[0].distance > 0.9
     assert found[1].p_value == 1.0  # all have the same share of zeros
     assert found[0].isolated == 150 and found[0].others == 150  # medians would not have told
     middle = np.isin(np.arange(40), [18, 19, 20, 21])
-    assert isolated.compare(table(use, np.where(middle, 4, 0)))[0].p_value > 0.9
-    text = " ".join(isolated.sentences(table(use, np.where(ends, 4, 0)), "L"))
+    assert isolated.compare(table(use, np.where(middle, 4, 0)), TRAITS)[0].p_value > 0.9
+    text = " ".join(isolated.sentences(table(use, np.where(ends, 4, 0)), "L", TRAITS))
     assert "4 of 40 clients" in text
-    assert "In mean use they are unusual: 150 L beside 150" in text
+    assert "In mean use they are unusual: 150 L beside 150 L" in text
     assert "In share of zeros they are not unusual: 10 % beside 10 %" in text
 
 
@@ -50,13 +53,14 @@ def test_p_values_are_uniform_for_clients_picked_blindly():
     values = []
     for _ in range(60):
         alone = np.isin(np.arange(30), rng.choice(30, 6, replace=False))
-        values.append(isolated.compare(table(use, np.where(alone, 4, 0)), resamples=400)[0].p_value)
+        found = isolated.compare(table(use, np.where(alone, 4, 0)), TRAITS, resamples=400)
+        values.append(found[0].p_value)
     assert 0.35 < np.mean(values) < 0.65
     assert np.mean(np.array(values) < 0.05) < 0.2
 
 
 def test_words_for_nobody_everybody_and_few():
-    assert isolated.sentences(table([1, 2], [0, 0]), "L") == []
-    assert "All 2 clients" in isolated.sentences(table([1, 2], [4, 4]), "L")[0]
-    text = isolated.sentences(table([1, 2, 3, 4], [4, 0, 0, 0]), "")
+    assert isolated.sentences(table([1, 2], [0, 0]), "L", TRAITS) == []
+    assert "All 2 clients" in isolated.sentences(table([1, 2], [4, 4]), "L", TRAITS)[0]
+    text = isolated.sentences(table([1, 2, 3, 4], [4, 0, 0, 0]), "", TRAITS)
     assert "1 of 4 clients, c0 (4 of 4)." in text[0] and "Too few" in text[1]

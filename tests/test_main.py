@@ -177,7 +177,7 @@ def test_presets_are_valid():
         main_lib.config_lib.check(config)
     paper = parse(f"--flagfile={presets / 'fedhk_paper.flags'}")
     assert dataclasses.replace(paper, rounds=20) == Config(
-        tau=0.9, clients_per_round=50, active_factor=1.6, min_days=730
+        tau=0.9, clients_per_round=50, active_factor=1.6, min_days=730, loss="mse"
     )
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from fedjax_hk import data, metrics, summary
 from fedjax_hk.config import Config
+from fedjax_hk.tasks import FORECAST
 from fedjax_hk.types import Excluded
 
 
@@ -38,7 +39,7 @@ def row_of(**changes):
     ],
 )
 def test_line_of_a_round(changes, line):
-    assert summary.round_line(row_of(**changes), "L") == line
+    assert summary.round_line(row_of(**changes), "L", FORECAST) == line
 
 
 def test_fleet_in_words(fleet):
@@ -146,9 +147,8 @@ def test_summary_of_a_run(fleet):
     assert "chance): 0.25 on average" in text
     assert "Alone in at least half of their rounds: 2 of 6 clients, h0001 (2 of 2), h0004" in text
     assert "Too few on one side to say whether they are unusual." in text
-    assert "Error by round: 40 units after round 1, 30 after round 2; the least was 30" in (
-        summary.progress(rounds_table(), "")
-    )
+    said = summary.progress(rounds_table(), "", FORECAST)
+    assert "40 units after round 1, 30 units after round 2; the best was 30 units" in said
     for silent in ("dead", "not finite", "read zero", "nan"):
         assert silent not in text
 
@@ -157,14 +157,14 @@ def test_verdict_names_the_best_naive_forecast(fleet):
     naive = {k: np.nanmean(e.mae_units) for k, e in metrics.naive_errors(fleet).items()}
     best = min(naive, key=naive.get)
     good = summary.summarize(Config(), fleet.unit, rounds_table(), clients_table(fleet, 0.0))
-    assert f"The model beats the best naive forecast ({summary.NAIVE_NAMES[best]})" in good
+    assert f"The model beats the best naive forecast ({FORECAST.naive_names[best]})" in good
     assert f"{naive[best]:.3g} L less on average (95 % interval over clients -" in good
     assert "it is better for 6 of 6 clients" in good
     near = clients_table(fleet)
     near["mae_units"] = near[f"{best}_mae_units"] + [1, -1, 1, -1, 1, -1]
     same = summary.summarize(Config(), fleet.unit, rounds_table(), near)
     assert "The model cannot be told apart from the best naive forecast" in same
-    one = summary.verdict(clients_table(fleet, 0.0).head(1), "L")
+    one = summary.verdict(clients_table(fleet, 0.0).head(1), "L", FORECAST)
     assert "beats" in one and "interval" not in one
     bad = summary.summarize(Config(), fleet.unit, rounds_table(), clients_table(fleet, 1e4))
     assert "The model does NOT beat" in bad
@@ -199,7 +199,7 @@ def test_troubles_are_said(fleet):
 
 def test_a_model_that_cannot_be_judged_at_all(fleet):
     text = summary.summarize(Config(), fleet.unit, rounds_table(), clients_table(fleet, np.inf))
-    assert "No client's forecasts are finite" in text
+    assert "No client's errors are finite" in text
     assert "inf L" not in text
 
 

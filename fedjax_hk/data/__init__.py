@@ -1,13 +1,25 @@
-"""Readers, made-up fleets, and the cut into padded windows.
+"""Readers, made-up fleets, and the cut into padded clients.
 
 A reader turns a source into a `Table` (readings on a regular grid); `build_fleet` turns
 any `Table` into a `Fleet`. A new format is a new module beside `wide.py` with a
 function that returns a `Table`; what resamples or drops clients is a function from
-`Table` to `Table`.
+`Table` to `Table`. Likewise a reader of classes returns `Labelled` (samples and classes),
+and `split_samples` deals any `Labelled` out to the clients of a `Fleet`.
 """
 
 from fedjax_hk.data.choose import choose_clients
 from fedjax_hk.data.errors import DataError
+from fedjax_hk.data.labelled import (
+    Labelled,
+    digits,
+    label_counts,
+    mnist5k,
+    partition_digest,
+    split_samples,
+)
+from fedjax_hk.data.leaf import read_leaf
+from fedjax_hk.data.npz import read_npz
+from fedjax_hk.data.partitioners import Split
 from fedjax_hk.data.reading import read, read_wide
 from fedjax_hk.data.synthetic import synthetic_fleet
 from fedjax_hk.data.table import Table
@@ -15,11 +27,20 @@ from fedjax_hk.data.windows import build_fleet, next_windows
 
 __all__ = [
     "DataError",
+    "Labelled",
+    "Split",
     "Table",
     "build_fleet",
     "choose_clients",
+    "digits",
+    "label_counts",
+    "mnist5k",
     "next_windows",
+    "partition_digest",
     "read",
+    "read_leaf",
+    "read_npz",
     "read_wide",
+    "split_samples",
     "synthetic_fleet",
 ]

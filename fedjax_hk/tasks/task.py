@@ -1,0 +1,174 @@
+"""The record that a task is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from fedjax_hk import metrics
+from fedjax_hk.types import Array, Fleet, Samples
+
+
+class Beside(NamedTuple):
+    """A figure that tables show beside the headline.
+
+    Attributes:
+      column: its name in `compare.csv`.
+      title: `unit -> ` its title in words.
+      value: `(clients.csv, prefix) -> ` the figure over the clients; the prefix is "" for the
+        model, else a naive one's.
+      shown: the figure as text.
+    """
+
+    column: str
+    title: Callable[[str], str]
+    value: Callable[[pd.DataFrame, str], float]
+    shown: Callable[[float], str]
+
+
+class Curve(NamedTuple):
+    """A picture of what the rounds brought.
+
+    Attributes:
+      name: of its files.
+      title, caption: above and below it.
+      lines: name in words to column of `rounds.csv`; the first one is said in words.
+      naive: field of the naive ones' errors that is drawn as levels; "" for none.
+      factor: what figures are multiplied by.
+      axis: `unit -> ` label.
+      higher_is_better: whether that holds for the figures.
+    """
+
+    name: str
+    title: str
+    caption: str
+    lines: Mapping[str, str]
+    naive: str
+    factor: float
+    axis: Callable[[str], str]
+    higher_is_better: bool
+
+
+class Trait(NamedTuple):
+    """What a client is like, for looking at those that were alone.
+
+    Attributes:
+      column: of `clients.csv`.
+      words: its name.
+      shown: `(value, unit) -> ` text.
+    """
+
+    column: str
+    words: str
+    shown: Callable[[float, str], str]
+
+
+class Task(NamedTuple):
+    """How outputs are judged, and how a run speaks of it. Pure functions and words.
+
+    A unit is the readings' own, such as "L", and is read by tasks that have one.
+
+    Attributes:
+      errors: `(outputs_nw, samples) -> ` record of `[N]` errors, the last field how many
+        samples were judged; runs inside jit. Outputs are `[N, W, ...]` as models give them.
+      dead: `(outputs_nw, mask_nw) -> [N]` bool, the outputs look as those of a dead network.
+      naive_errors: `fleet -> {name: errors}` of what needs no model.
+      columns: `errors -> ` what a round's row says of the errors, column to number.
+      outputs_name: file of what was judged, one row a test sample, without `.csv`.
+      outputs_table: `(outputs_nw, fleet) -> ` that table.
+      traits_of: `fleet -> ` what clients are like, column of `clients.csv` to `[N]`.
+      traits: those that clients that were alone are looked at by.
+
+      headline: the figure that models are compared by, a field of the errors.
+      higher_is_better: whether that holds for the headline.
+      most: the largest value that it can take; infinite if there is none.
+      kept: fields of the naive ones' errors that `clients.csv` keeps, the headline first.
+      beside: further figures of tables.
+      curves: pictures over the rounds.
+
+      samples: what samples are called, plural; names columns.
+      judged: what clients are judged on, in words.
+      naive: what needs no model is called, in words; `naive_short`: its place in a table.
+      naive_names: name to words.
+      name: the headline in words; `short`: in a table; `word`: in one word.
+      worst: the headline of the worst clients, in words.
+      note: what the figures of a table mean, a sentence; may be empty.
+      factor: what the headline is multiplied by where it is shown.
+      unit_of: `unit -> ` unit of the headline as it is shown.
+      apart_of: `unit -> ` unit of a difference of two headlines.
+      shown: `(headline, unit) -> ` text.
+      line: `(row, unit) -> ` the errors of a round, for the terminal.
+      troubles: `clients.csv -> ` what went wrong, sentences.
+    """
+
+    errors: Callable[[Array, Samples], NamedTuple]
+    dead: Callable[[Array, Array], Array]
+    naive_errors: Callable[[Fleet], dict[str, NamedTuple]]
+    columns: Callable[[NamedTuple], dict[str, float]]
+    outputs_name: str
+    outputs_table: Callable[[np.ndarray, Fleet], pd.DataFrame]
+    traits_of: Callable[[Fleet], dict[str, np.ndarray]]
+    traits: tuple[Trait, ...]
+    headline: str
+    higher_is_better: bool
+    most: float
+    kept: tuple[str, ...]
+    beside: tuple[Beside, ...]
+    curves: tuple[Curve, ...]
+    samples: str
+    judged: str
+    naive: str
+    naive_short: str
+    naive_names: dict[str, str]
+    name: str
+    short: str
+    word: str
+    worst: str
+    note: str
+    factor: float
+    unit_of: Callable[[str], str]
+    apart_of: Callable[[str], str]
+    shown: Callable[[float, str], str]
+    line: Callable[[dict, str], str]
+    troubles: Callable[[pd.DataFrame], list[str]]
+
+    @property
+    def sign(self) -> int:
+        """Of two headlines, the better one is less after multiplying by it."""
+        return -1 if self.higher_is_better else 1
+
+    def axis(self, unit: str) -> str:
+        """Label of an axis or column with headlines."""
+        return f"{self.short} {self.unit_of(unit)}"
+
+    def spread(self, headline_n: Array) -> dict[str, float]:
+        """`metrics.spread` of headlines."""
+        return metrics.spread(headline_n, higher_is_better=self.higher_is_better)
+
+
+def mean_of(field: str) -> Callable[[pd.DataFrame, str], float]:
+    """The `value` of a `Beside`: mean over the clients that can be scored; NaN without any."""
+
+    def value(clients: pd.DataFrame, prefix: str) -> float:
+        column = prefix + field
+        return metrics.spread(clients[column])["mean"] if column in clients else float("nan")
+
+    return value
+
+
+def number(digits: str) -> Callable[[float], str]:
+    """Text of a figure; "-" for one that is not finite."""
+    return lambda value: format(value, digits) if np.isfinite(value) else "-"
+
+
+def percent(value: float) -> str:
+    """Text of a share; "-" for one that is not finite."""
+    return f"{100 * value:.1f} %" if np.isfinite(value) else "-"
+
+
+def some(names: pd.Series) -> str:
+    """The first few."""
+    return ", ".join(names.head(3))
