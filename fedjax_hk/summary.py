@@ -208,7 +208,7 @@ def _verdict(clients: pd.DataFrame, unit: str) -> str:
 
 
 def _coalitions(config, fleet, rounds: pd.DataFrame, clients: pd.DataFrame) -> str:
-    if config.rule().partition in ("none", "singletons"):
+    if config.rule().partition in ("none", "singletons", "planted"):
         return ""
     num = rounds["num_coalitions"]
     idle = int(rounds["changes_nothing"].sum())

@@ -187,6 +187,8 @@ def test_coalitions_are_judged_by_the_clients_of_a_round(name):
 def test_every_setting_has_help_and_a_group():
     for item in dataclasses.fields(Config):
         assert item.metadata["help"]
-        assert item.metadata["group"] in ("Rule", "Choices", "Training", "Data", "Run")
+        assert item.metadata["group"] in (
+            "Rule", "Choices", "Training", "Disturbances", "Data", "Run",
+        )  # fmt: skip
         if item.metadata["choices"] and item.default is not None:
             assert item.default in item.metadata["choices"]

@@ -33,6 +33,11 @@ def info_of(fleet, **changes) -> RoundInfo:
         "affinity_q": np.linspace(0, 1, 5, dtype=np.float32),
         "gram_ss": None,
         "dead_n": np.zeros(num, bool),
+        "asked_s": np.ones(4, bool),
+        "answered_s": np.ones(4, bool),
+        "attacker_s": np.zeros(4, bool),
+        "steps_s": np.array([10, 10, 10, 5], np.int32),
+        "tuned_errors": (),
         "errors": metrics.client_errors(forecast_nw, fleet.test),
     }
     errors = values["errors"]
