@@ -151,7 +151,7 @@ class Trainer(NamedTuple):
 
     Attributes:
       init_optimizer: `params -> opt_state`.
-      train: `(params, opt_state, samples, key, num_batches, hparams, share=1, correction=())
+      train: `(params, opt_state, samples, key, num_batches, hparams, share=1, correction=0)
         -> LocalResult`; samples hold `[W, ...]`; `num_batches` is how many batches an epoch
         runs through, at least those that hold a window of this client (more change nothing);
         `share` of its steps are done, at least one; `correction` `[D]` is added to every
@@ -206,7 +206,7 @@ def make_trainer(
         return total / jnp.maximum(jnp.sum(batch.mask), 1)
 
     def train(
-        params, opt_state, samples, key, num_batches, hparams, share=1.0, correction=()
+        params, opt_state, samples, key, num_batches, hparams, share=1.0, correction=0.0
     ) -> LocalResult:
         start, update = params, optimizer(hparams.learning_rate).update
 

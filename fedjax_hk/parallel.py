@@ -37,7 +37,7 @@ def map_clients(
         of one program; None for all. Chunks without any of them are not computed.
 
     Returns:
-      Leaves `[S, ...]`, the same on every device; zeros for clients that were not computed.
+      Leaves `[S, ...]`, the same on every device; zeros for those who do not matter.
     """
     size, num_devices = jax.tree.leaves(batched)[0].shape[0], mesh.size
     per_device = -(-size // num_devices)
@@ -82,7 +82,8 @@ def map_clients(
     results = jax.lax.with_sharding_constraint(results, everywhere)
     if count is None:
         return jax.tree.map(lambda x: x[:size], results)
-    return rows(results, slot)
+    results = rows(results, slot)
+    return where_rows(jnp.arange(size) < count, results, jax.tree.map(jnp.zeros_like, results))
 
 
 def place(tree: Params, mesh: Mesh) -> Params:
