@@ -93,7 +93,7 @@ def hparams_of(config: Config) -> HParams:
     return HParams(
         learning_rate=config.learning_rate,
         **{
-            name: value_of(config, name)
+            name: float(value_of(config, name))
             for name in HParams._fields
             if name not in ("learning_rate",)
         },
