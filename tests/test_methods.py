@@ -241,7 +241,7 @@ def test_coefficients_of_the_optimizer(optimizer, objective, steps, expected, ti
 # Coalitions by other means
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("preference", [None, -0.7])
 def test_affinity_propagation_equals_scikit_learns(seed, preference):
     opinions, _ = blobs(seed=seed, scale=0.6, sizes=(6, 5, 4))
@@ -386,7 +386,10 @@ def network(kind):
     return model, inputs
 
 
-@pytest.mark.parametrize("kind", ["lstm", "mlp", "cnn"])
+@pytest.mark.parametrize(
+    "kind",
+    ["lstm", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("mlp", "cnn"))],
+)
 def test_matched_averaging(kind):
     model, inputs = network(kind)
     units = hidden_units(model)
