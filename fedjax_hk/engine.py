@@ -282,7 +282,7 @@ class _Grouped(NamedTuple):
     centers_sd: Array
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class _Round:
     """The steps of a round, and all that is fixed when it is compiled."""
 
@@ -443,7 +443,7 @@ class _Round:
     def factor(self, state, trained: _Trained, labels_s: Array, hparams) -> Array | None:
         """`[S]` what members weigh more or less, where the rule asks for it."""
         if self.rule.within == "krum":
-            return krum_factor(trained.sent_sd - trained.base_sd, labels_s, hparams.trim)
+            return krum_factor(trained.sent_sd, labels_s, hparams.trim)
         if self.rule.within == "distance":
             # There are no distances before the first round (spec 3.8).
             beta = jnp.where(state.distances.rounds > 0, hparams.beta, 0)
