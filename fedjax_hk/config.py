@@ -20,7 +20,6 @@ STATE_NORMS = ("none", "init", "every_step")
 DISTANCE_SCALES = ("mean", "raw")
 LINKAGES = ("average", "complete", "single", "ward")
 ATTACKS = ("none", "sign_flip", "scale", "noise")
-LAST_LAYER = "^output/"  # what fedclust compares, unless told otherwise
 EUCLID_TAUS = ("radius", "matched", "linear")
 
 
@@ -236,10 +235,15 @@ def value_of(config: Config, name: str) -> float:
     return DEFAULTS[name]
 
 
-def opinion_leaves(config: Config) -> str:
-    """Regular expression of what the partition compares."""
-    one_layer = config.rule().partition == "agglomerative"
-    return config.opinion_leaves or (LAST_LAYER if one_layer else "")
+def opinion_leaves(config: Config, last_layer: str) -> str:
+    """Regular expression of what the partition compares.
+
+    Args:
+      last_layer: name of the model's output layer, which is all that fedclust compares unless
+        told otherwise; empty if unknown.
+    """
+    one_layer = config.rule().partition == "agglomerative" and last_layer
+    return config.opinion_leaves or (f"^{last_layer}/" if one_layer else "")
 
 
 def check(config: Config) -> None:

@@ -156,7 +156,9 @@ def prepare(config: Config, fleet: Fleet, model: models.Model | None = None) -> 
         clients_per_round=clients_per_round,
         batch_size=config.batch_size,
         settings=settings_of(config),
-        opinion_leaves=config_lib.opinion_leaves(config),
+        opinion_leaves=config_lib.opinion_leaves(
+            config, model.layers[-1][0] if model.layers else ""
+        ),
         personal_layers=config.personal_layers,
         min_coalition=config.min_coalition,
         keep_optimizer=not config.client_opt_reset,

@@ -207,9 +207,10 @@ def test_numbers_have_the_defaults_that_the_help_says():
     assert value_of(Config(server_opt="adam"), "server_lr") == 0.01
     assert value_of(Config(agg="fedclust"), "tau") == 0.5
     assert value_of(Config(agg="fedcw"), "min_clients") == 0  # the selector knows the fleet
-    assert config_lib.opinion_leaves(Config(agg="fedclust")) == config_lib.LAST_LAYER
-    assert config_lib.opinion_leaves(Config(agg="fedclust", opinion_leaves=".")) == "."
-    assert config_lib.opinion_leaves(Config()) == ""
+    of = config_lib.opinion_leaves
+    assert of(Config(agg="fedclust"), "output") == "^output/"
+    assert of(Config(agg="fedclust"), "") == of(Config(), "output") == ""
+    assert of(Config(agg="fedclust", opinion_leaves="."), "output") == "."
 
 
 def test_clients_per_round_are_judged_by_the_fleet():
