@@ -15,7 +15,10 @@ PACKAGE = Path(fedjax_hk.__file__).parent
 
 # From the bottom up; a part imports from itself and from parts before it only. What is not
 # listed (command line, run folder, summary) lies above all of these.
-LAYERS = ("hk", "types", "data", "metrics", "rules", "models", "local_training", "engine")
+LAYERS = (
+    "hk", "types", "data", "metrics", "figures", "rules", "models", "local_training", "keys",
+    "parallel", "selection", "disturbances", "engine",
+)  # fmt: skip
 
 
 def imported_parts(path: Path) -> set[str]:
