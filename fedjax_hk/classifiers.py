@@ -44,6 +44,12 @@ class MLP(nn.Module):
     num_classes: int
     units: tuple[int, ...] = (64, 32)
 
+    @property
+    def forward_layers(self) -> tuple[tuple[str, str], ...]:
+        """Name and kind of each layer, see `Model`."""
+        names = [*(f"dense_{index}" for index in range(len(self.units))), "output"]
+        return tuple((name, "linen_dense") for name in names)
+
     @nn.compact
     def __call__(self, inputs: Array) -> Array:
         """Maps `[B, ...]` to logits `[B, C]`."""
@@ -59,6 +65,12 @@ class CNN(nn.Module):
     num_classes: int
     channels: tuple[int, ...] = (8, 16)
     dense_units: int = 64
+
+    @property
+    def forward_layers(self) -> tuple[tuple[str, str], ...]:
+        """Name and kind of each layer, see `Model`."""
+        images = [(f"conv_{index}", "conv") for index in range(len(self.channels))]
+        return (*images, ("dense", "linen_dense"), ("output", "linen_dense"))
 
     @nn.compact
     def __call__(self, inputs: Array) -> Array:

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedjax_hk.rules import CHOICES, RULES, Rule
+from fedjax_hk.rules import BLIND, CHOICES, RULES, Rule
 
 SCALERS = ("minmax", "mean", "window_mean", "standard", "robust")
 TASK_OF = {  # what is learned from the data that --task names
@@ -33,6 +33,9 @@ STATE_NORMS = ("none", "init", "every_step")
 DATA_FORMATS = ("auto", "daiad", "wide", "long")
 RESAMPLES = ("hourly", "daily", "weekly")
 GAPS = ("mask", "interpolate")
+DISTANCE_SCALES = ("mean", "raw")
+LINKAGES = ("average", "complete", "single", "ward")
+ATTACKS = ("none", "sign_flip", "scale", "noise")
 EUCLID_TAUS = ("radius", "matched", "linear")
 
 
@@ -64,10 +67,13 @@ class Config:
         None,
         "Rule",
         "confidence threshold: cosine of hk_cosine (0.9), radius on unit vectors of "
-        "hk_euclidean (0.9), or a quantile with --tau_mode=quantile",
+        "hk_euclidean (0.9), or a quantile with --tau_mode=quantile; fedclust cuts at that "
+        "quantile of the distances, counted from above",
     )
     epsilon: float | None = _flag(
-        None, "Rule", "hk_euclidean on raw opinions: radius in parameter units, instead of --tau"
+        None,
+        "Rule",
+        "hk_euclidean on raw opinions, fedclust: distance in parameter units, instead of --tau",
     )
     eps_lower: float | None = _flag(None, "Rule", "hk_band: smallest cosine of neighbors (0.5)")
     eps_upper: float | None = _flag(None, "Rule", "hk_band: largest cosine of neighbors (1.0)")
@@ -91,9 +97,36 @@ class Config:
         STATE_NORMS,
     )
     num_coalitions: int | None = _flag(None, "Rule", "number of coalitions of fixed_k_* (3)")
+    preference: float | None = _flag(
+        None, "Rule", "wscc: a client's similarity with itself, from -2 (few coalitions) to 0 "
+        "(many), beside cosines less 1; else the median of the pairs"
+    )  # fmt: skip
+    damping: float = _flag(0.5, "Rule", "wscc: share of the old messages, 0.5 to below 1")
+    linkage: str = _flag("average", "Rule", "fedclust: distance of coalitions", LINKAGES)
+    beta: float | None = _flag(
+        None, "Rule", "fedcw: how much more distant models weigh (0.1); less if below 0"
+    )
+    distance_scale: str = _flag(
+        "mean", "Rule", "fedcw: distances over their mean, or raw as printed", DISTANCE_SCALES
+    )
+    select_decay: float | None = _flag(
+        None, "Rule", "fedcw: --clients_per_round shrinks by exp(-this) each round (0.05)"
+    )
+    min_clients: int | None = _flag(
+        None, "Rule", "fedcw: fewest clients a round (a tenth of the fleet, but two)"
+    )
+    trim: float | None = _flag(
+        None,
+        "Rule",
+        "multi_krum, trimmed_mean: share of the clients that is not trusted (0.2); "
+        "trimmed_mean cuts it at both ends",
+    )
     opinion: str | None = _flag(None, "Choices", "what the partition compares", CHOICES["opinion"])
     opinion_leaves: str = _flag(
-        "", "Choices", "regular expression: compare only the parameters whose name matches"
+        "",
+        "Choices",
+        "regular expression: compare only the parameters whose name "
+        "matches (all; fedclust: the output layer)",
     )
     local: str | None = _flag(None, "Choices", "local objective", CHOICES["local"])
     within: str | None = _flag(
@@ -109,6 +142,15 @@ class Config:
         CHOICES["serve"],
     )
     select: str | None = _flag(None, "Choices", "who takes part", CHOICES["select"])
+    align: str | None = _flag(
+        None, "Choices", "match the clients' hidden units before anything else", CHOICES["align"]
+    )
+    personal_layers: str = _flag(
+        "", "Choices", "regular expression: parameters whose name matches stay at the client"
+    )
+    average: str | None = _flag(
+        None, "Choices", "what the server makes of models and weights", CHOICES["average"]
+    )
     server_opt: str | None = _flag(
         None, "Choices", "what the server does with the average", CHOICES["server_opt"]
     )
@@ -137,6 +179,24 @@ class Config:
     activation: str = _flag(
         "relu", "Training", "output activation; the paper's relu can die", ACTIVATIONS
     )
+
+    finetune_epochs: int = _flag(
+        0, "Training", "judge every client a second time after so many local epochs"
+    )
+
+    # What goes wrong on purpose
+    drop_rate: float = _flag(0.0, "Disturbances", "probability that a client does not answer")
+    straggler_rate: float = _flag(
+        0.0, "Disturbances", "probability that a client does only some of its steps"
+    )
+    attack: str = _flag(
+        "none", "Disturbances", "what attackers make of their update: --attack_scale times "
+        "minus it, it, or noise of its length", ATTACKS
+    )  # fmt: skip
+    attack_share: float | None = _flag(
+        None, "Disturbances", "share of the fleet that attacks (0.2)"
+    )
+    attack_scale: float | None = _flag(None, "Disturbances", "factor of the attack (10.0)")
 
     # Data
     data: str = _flag(
@@ -250,6 +310,11 @@ DEFAULTS: dict[str, float] = {
     "num_clients": 20,
     "shards_per_client": 2,
     "min_samples": 10,
+    "beta": 0.1,
+    "select_decay": 0.05,
+    "trim": 0.2,
+    "attack_share": 0.2,
+    "attack_scale": 10.0,
 }
 
 
@@ -260,6 +325,10 @@ def value_of(config: Config, name: str) -> float:
         return given
     if name == "server_lr":
         return 1.0 if config.rule().server_opt in ("mean", "sgd") else 0.01
+    if name == "min_clients":
+        return 0.0  # the selector's own default, which depends on the fleet
+    if name == "tau" and config.rule().partition == "agglomerative":
+        return 0.5
     return DEFAULTS[name]
 
 
@@ -271,6 +340,17 @@ def loss_of(config: Config, task: str) -> str:
 def image_shape_of(config: Config) -> tuple[int, ...]:
     """Shape of a flat sample; empty if none is given."""
     return tuple(int(size) for size in config.image_shape.split(",") if size)
+
+
+def opinion_leaves(config: Config, last_layer: str) -> str:
+    """Regular expression of what the partition compares.
+
+    Args:
+      last_layer: name of the model's output layer, which is all that fedclust compares unless
+        told otherwise; empty if unknown.
+    """
+    one_layer = config.rule().partition == "agglomerative" and last_layer
+    return config.opinion_leaves or (f"^{last_layer}/" if one_layer else "")
 
 
 def check(config: Config) -> None:
@@ -296,7 +376,7 @@ def check_fleet(config: Config, num_clients: int) -> int:
             f"--clients_per_round={cohort}: the fleet has {num_clients} "
             f"clients; give at most {num_clients}."
         )
-    for name in ("num_coalitions", "min_coalition"):
+    for name in ("num_coalitions", "min_coalition", "min_clients"):
         value = getattr(config, name)
         if value is not None and value > cohort:
             raise ConfigError(
@@ -318,6 +398,8 @@ def _check_values(config: Config):
         "fleet_days": 60, "chunk": 0, "devices": 0, "seed": 0, "mu": 0, "alpha": 0, "epsilon": 0,
         "active_factor": 0, "min_days": 0,
         "num_clients": 1, "shards_per_client": 1, "min_samples": 1, "max_samples": 1,
+        "min_clients": 1, "select_decay": 0,
+        "finetune_epochs": 0,
     }  # fmt: skip
     for name, smallest in at_least.items():
         value = getattr(config, name)
@@ -329,6 +411,14 @@ def _check_values(config: Config):
             yield f"--{name}={value}: give a number above 0."
     if config.dropout < 0 or config.dropout >= 1:
         yield f"--dropout={config.dropout}: give a share from 0 to below 1."
+    for name in ("drop_rate", "straggler_rate", "attack_share"):
+        value = getattr(config, name)
+        if value is not None and not 0 <= value <= 1:
+            yield f"--{name}={value}: give a share from 0 to 1."
+    if config.trim is not None and not 0 <= config.trim < 0.5:
+        yield f"--trim={config.trim}: give a share from 0 to below 0.5."
+    if not 0.5 <= config.damping < 1:
+        yield f"--damping={config.damping}: give a share from 0.5 to below 1."
     if config.quantile is not None and (config.quantile <= 0 or config.quantile >= 1):
         yield f"--quantile={config.quantile}: give a level between 0 and 1."
     if config.alpha_dirichlet is not None and not 0 < config.alpha_dirichlet <= 1e6:
@@ -340,18 +430,20 @@ def _check_values(config: Config):
         )
     if config.seed >= 2**31:
         yield f"--seed={config.seed}: give a number below 2147483648."
-    try:
-        re.compile(config.opinion_leaves)
-    except re.error as error:
-        yield f"--opinion_leaves={config.opinion_leaves}: no regular expression ({error}); mend it."
+    for name in ("opinion_leaves", "personal_layers"):
+        try:
+            re.compile(getattr(config, name))
+        except re.error as error:
+            value = getattr(config, name)
+            yield f"--{name}={value}: no regular expression ({error}); mend it."
 
 
 def _check_together(config: Config):
     rule = config.rule()
     partition = rule.partition
     users = {
-        "tau": partition in ("hk_cosine", "hk_euclidean"),
-        "epsilon": partition == "hk_euclidean",
+        "tau": partition in ("hk_cosine", "hk_euclidean", "agglomerative"),
+        "epsilon": partition in ("hk_euclidean", "agglomerative"),
         "eps_lower": partition == "hk_band",
         "eps_upper": partition == "hk_band",
         "num_coalitions": partition.startswith("fixed_k"),
@@ -359,7 +451,14 @@ def _check_together(config: Config):
         "alpha": rule.local.startswith("perfedavg"),
         "quantile": config.loss == "quantile",
         "server_lr": rule.server_opt != "mean",
-        "opinion": partition not in ("none", "singletons"),
+        "opinion": partition not in BLIND,
+        "preference": partition == "affinity_propagation",
+        "beta": rule.within == "distance",
+        "select_decay": rule.select == "distance_decay",
+        "min_clients": rule.select == "distance_decay",
+        "trim": rule.within == "krum" or rule.average == "trimmed_mean",
+        "attack_share": config.attack != "none",
+        "attack_scale": config.attack != "none",
     }
     advice = {
         "mu": "--local=prox or --agg=fedprox",
@@ -367,7 +466,14 @@ def _check_together(config: Config):
         "quantile": "--loss=quantile",
         "server_lr": "--server_opt=sgd, adam, yogi or adagrad",
         "num_coalitions": "--agg=fixed_k_euclidean or fixed_k_cosine",
-        "epsilon": "--agg=hk_euclidean",
+        "epsilon": "--agg=hk_euclidean or fedclust",
+        "preference": "--agg=wscc",
+        "beta": "--within=distance or --agg=fedcw",
+        "select_decay": "--select=distance_decay or --agg=fedcw",
+        "min_clients": "--select=distance_decay or --agg=fedcw",
+        "trim": "--agg=multi_krum or trimmed_mean",
+        "attack_share": "--attack=sign_flip, scale or noise",
+        "attack_scale": "--attack=sign_flip, scale or noise",
         "eps_lower": "--agg=hk_band",
         "eps_upper": "--agg=hk_band",
         "tau": "--agg=hk_cosine or hk_euclidean",
@@ -381,12 +487,17 @@ def _check_together(config: Config):
                 f"leave it out, or use {advice[name]}."
             )
     with_threshold = partition.startswith("hk")
-    for name in ("tau_mode", "state_norm", "euclid_tau", "opinion_leaves"):
+    optional = {
+        "tau_mode": with_threshold,
+        "state_norm": with_threshold,
+        "euclid_tau": partition == "hk_euclidean",
+        "opinion_leaves": partition not in BLIND,
+        "damping": partition == "affinity_propagation",
+        "linkage": partition == "agglomerative",
+        "distance_scale": rule.within == "distance",
+    }
+    for name, used in optional.items():
         value, default = getattr(config, name), getattr(Config, name)
-        used = {
-            "euclid_tau": partition == "hk_euclidean",
-            "opinion_leaves": partition not in ("none", "singletons"),
-        }.get(name, with_threshold)
         if value != default and not used:
             yield f"--{name}={value}: --agg={config.agg} does not read it; leave it out."
     for name in ("fleet_clients", "fleet_days"):
@@ -403,6 +514,12 @@ def _check_together(config: Config):
         if getattr(config, name) != getattr(Config, name) and not config.data:
             yield f"--{name}={getattr(config, name)}: it says how to read --data; give both."
     yield from _check_thresholds(config, partition)
+    yield from _check_choices(config, rule)
+
+
+def _check_choices(config: Config, rule: Rule):
+    """Choices that contradict each other, with the reason."""
+    partition = rule.partition
     if rule.serve == "coalition" and partition == "none":
         yield (
             f"--serve=coalition: --agg={config.agg} forms no coalitions; use a rule that does, "
@@ -412,6 +529,48 @@ def _check_together(config: Config):
         yield (
             f"--server_opt={rule.server_opt}: it steps the global model, which nobody is served "
             "with --serve=coalition; use --server_opt=mean or --serve=global."
+        )
+
+    if rule.serve == "coalition" and rule.average != "mean":
+        yield (
+            f"--average={rule.average}: it makes the global model, which nobody is served with "
+            "--serve=coalition; use --average=mean or --serve=global."
+        )
+    control = rule.local.startswith("scaffold")
+    if control and rule.serve == "coalition":
+        yield (
+            f"--local={rule.local}: control variates pull every client to the fleet's optimum, "
+            "away from its coalition's; use --serve=global or another --local."
+        )
+    if rule.align == "units":
+        moved = {
+            "client_opt_reset=False": not config.client_opt_reset,
+            f"local={rule.local}": control,
+            f"personal_layers={config.personal_layers}": bool(config.personal_layers),
+        }
+        for flag in (flag for flag, given in moved.items() if given):
+            yield (
+                f"--{flag}: --align=units puts a model's units into another order, in which what "
+                "a client keeps has no meaning; leave one of them out."
+            )
+    if rule.select == "pooled":
+        alone = {
+            f"attack={config.attack}": config.attack != "none",
+            f"drop_rate={config.drop_rate}": config.drop_rate > 0,
+            f"personal_layers={config.personal_layers}": bool(config.personal_layers),
+            f"local={rule.local}": control,
+            f"serve={rule.serve}": rule.serve != "global",
+            f"clients_per_round={config.clients_per_round}": config.clients_per_round is not None,
+        }
+        for flag in (flag for flag, given in alone.items() if given):
+            yield (
+                f"--{flag}: --select=pooled trains one model on the windows of all clients, so "
+                "there are no clients that this could mean; leave it out."
+            )
+    if partition == "planted" and config.data:
+        yield (
+            f"--data={config.data}: the true groups that --agg={config.agg} uses are known for "
+            "the embedded fleet only; use a rule that finds groups, such as --agg=hk_cosine."
         )
 
 
@@ -468,8 +627,8 @@ def _check_thresholds(config: Config, partition: str):
                 )
         return
     low, high, meaning = -1.0, 1.0, "a cosine"
-    if config.tau_mode == "quantile":
-        low, high, meaning = 0.0, 1.0, "a quantile (--tau_mode=quantile)"
+    if config.tau_mode == "quantile" or partition == "agglomerative":
+        low, high, meaning = 0.0, 1.0, "a quantile"
     elif partition == "hk_euclidean" and config.euclid_tau == "radius":
         low, high, meaning = 0.0, 2.0, "a radius on unit vectors"
     for name in ("tau", "eps_lower", "eps_upper"):

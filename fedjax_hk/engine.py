@@ -1,4 +1,4 @@
-"""One round: select, train all at once, group, average, serve, judge.
+"""One round: select, train all at once, group, weigh, average, serve, judge.
 
 A round is one compiled program. Everything it makes stays on the device; the caller reads
 `RoundInfo` when it wants to.
@@ -6,10 +6,10 @@ A round is one compiled program. Everything it makes stays on the device; the ca
 
 from __future__ import annotations
 
+import dataclasses
 import math
-import zlib
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,19 +17,39 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from fedjax_hk import hk
-from fedjax_hk.local_training import HParams, Trainer
+from fedjax_hk import figures, hk
+from fedjax_hk.disturbances import attacked, attackers, drops, work_shares
+from fedjax_hk.keys import FINETUNE, NOISE, PARTITION, SELECT, TRAIN, client_keys
+from fedjax_hk.local_training import HParams, LocalResult, Trainer
 from fedjax_hk.models import Model
+from fedjax_hk.parallel import default_chunk, map_clients, place, repeat, rows, where_rows
 from fedjax_hk.rules import Rule
+from fedjax_hk.rules.alignment import aligned, hidden_units
+from fedjax_hk.rules.averages import AVERAGES
 from fedjax_hk.rules.opinions import OPINIONS, columns
-from fedjax_hk.rules.partitions import PARTITIONS, Settings, pair_dissimilarity, pair_quantiles
-from fedjax_hk.rules.server import SERVER_STEPS
-from fedjax_hk.rules.weighting import client_weights, equals_plain_mean
+from fedjax_hk.rules.partitions import (
+    PARTITIONS,
+    Members,
+    Partition,
+    PartitionInfo,
+    Settings,
+    pair_dissimilarity,
+    pair_quantiles,
+)
+from fedjax_hk.rules.server import SERVER_STEPS, ServerStep
+from fedjax_hk.rules.weighting import (
+    client_weights,
+    distance_factor,
+    equals_plain_mean,
+    krum_factor,
+)
+from fedjax_hk.selection import SELECTORS, Cohort, Distances, no_distances, observed
 from fedjax_hk.tasks import TASKS, Task
 from fedjax_hk.types import Array, Params, Samples
 
+__all__ = ["Engine", "FleetArrays", "RoundInfo", "ServerState", "make_engine", "place"]
+
 AFFINITY_LEVELS = (0.0, 0.25, 0.5, 0.75, 1.0)
-SELECT, TRAIN, PARTITION, INIT = range(4)  # purposes of random numbers
 
 
 class FleetArrays(NamedTuple):
@@ -40,12 +60,14 @@ class FleetArrays(NamedTuple):
       available_n: `[N]` bool, False for a client that does not answer.
       ids_n: `[N]` uint32, what a client's random numbers are derived from, so that they do
         not depend on its place in the fleet; see `stable_ids`.
+      planted_n: `[N]` int32 planted groups, -1 for an outlier; () where none are known.
     """
 
     train: Samples
     test: Samples
     available_n: Array
     ids_n: Array
+    planted_n: Array | tuple = ()
 
 
 class ServerState(NamedTuple):
@@ -57,6 +79,10 @@ class ServerState(NamedTuple):
       opt_n: `[N, ...]` the clients' optimizer states where they are kept; else ().
       partition: state of the partition.
       server_opt: state of the server step.
+      distances: of the clients' models, where selection or weights ask for them; else ().
+      controls_nd: `[N, D]` the clients' control variates (SCAFFOLD); their mean is the
+        server's; else ().
+      own_np: `[N, P]` the parameters that stay at the clients; else ().
     """
 
     params: Array
@@ -64,14 +90,18 @@ class ServerState(NamedTuple):
     opt_n: Params
     partition: Params
     server_opt: Params
+    distances: Distances | tuple = ()
+    controls_nd: Array | tuple = ()
+    own_np: Array | tuple = ()
 
 
 class RoundInfo(NamedTuple):
     """What a reader wants to know of a round.
 
     Attributes:
-      cohort_s: `[S]` positions of the sampled clients in the fleet, ascending.
-      present_s: `[S]` bool, took part: available, has windows, and came back finite.
+      cohort_s: `[S]` positions of the sampled clients in the fleet, ascending (first those
+        who are asked); -1 for all windows in one.
+      present_s: `[S]` bool, took part: asked, available, has windows, and came back finite.
       finite_s: `[S]` bool, came back finite.
       labels_s: `[S]` int32 coalition, named by its smallest member; -1 if left out.
       weights_s: `[S]` weight of each client in the global model.
@@ -88,6 +118,11 @@ class RoundInfo(NamedTuple):
       dead_n: `[N]` bool, what it is served has died (see the task's `dead`).
       errors: the task's record, each `[N]`, of what each client is served.
       forecast_nw: `[N, W_test]` scaled forecasts that were judged, or `[N, W_test, C]` logits.
+      asked_s: `[S]` bool, asked to train; the others only fill the arrays.
+      answered_s: `[S]` bool, sent something back, finite or not.
+      attacker_s: `[S]` bool, sends something else than it trained.
+      steps_s: `[S]` int32 local steps.
+      tuned_errors: as `errors`, after some local epochs more; () if not asked for.
     """
 
     cohort_s: Array
@@ -112,6 +147,18 @@ class RoundInfo(NamedTuple):
     dead_n: Array
     errors: NamedTuple
     forecast_nw: Array
+    asked_s: Array
+    answered_s: Array
+    attacker_s: Array
+    steps_s: Array
+    tuned_errors: NamedTuple | tuple = ()
+
+
+class Traffic(NamedTuple):
+    """Bytes that a client receives when it is asked, and sends when it answers."""
+
+    down: int
+    up: int
 
 
 class Engine(NamedTuple):
@@ -123,28 +170,14 @@ class Engine(NamedTuple):
       forecast: `(state, fleet, hparams) -> [N, W_test]` scaled test forecasts, or
         `[N, W_test, C]` logits.
       mesh: devices over which clients are spread.
+      traffic: of one client and round.
     """
 
     init: Callable[..., ServerState]
     round: Callable[..., tuple[ServerState, RoundInfo]]
     forecast: Callable[..., Array]
     mesh: Mesh
-
-
-def client_key(run_key: Array, purpose: int, round_number: Array, client_id: Array) -> Array:
-    """Same (run, purpose, round, client): same numbers, whatever the order."""
-    key = jax.random.fold_in(jax.random.fold_in(run_key, purpose), round_number)
-    return jax.random.fold_in(key, client_id)
-
-
-def client_keys(run_key: Array, purpose: int, round_number: Array, ids_n: Array) -> Array:
-    """`[N]` keys, `client_key` of each client."""
-    return jax.vmap(lambda one: client_key(run_key, purpose, round_number, one))(ids_n)
-
-
-def stable_ids(client_ids: Sequence[str]) -> np.ndarray:
-    """`[N]` uint32 from the clients' names alone (CRC-32)."""
-    return np.array([zlib.crc32(name.encode()) for name in client_ids], np.uint32)
+    traffic: Traffic
 
 
 def make_engine(
@@ -158,9 +191,12 @@ def make_engine(
     batch_size: int = 32,
     settings: Settings | None = None,
     opinion_leaves: str = "",
+    personal_layers: str = "",
     min_coalition: int = 1,
     keep_optimizer: bool = False,
     gradient_dissimilarity: bool = False,
+    attack: str = "none",
+    finetuner: Trainer | None = None,
     chunk: int = 0,
     mesh: Mesh | None = None,
 ) -> Engine:
@@ -169,13 +205,16 @@ def make_engine(
     Args:
       rule: see `fedjax_hk.rules`.
       task: what the test outputs are judged by; see `fedjax_hk.tasks`.
-      settings: of the partition.
+      settings: of the partition and the weights.
       opinion_leaves: regular expression over parameter names.
+      personal_layers: regular expression over the names of parameters that stay at the client.
+      attack: what attackers send, one of `disturbances.ATTACKS`.
+      finetuner: clients are judged a second time after its epochs.
       chunk: clients that a device trains at once; 0 chooses (see `default_chunk`).
       mesh: one axis, over which clients are spread; by default all devices.
 
-    Errors: ValueError for a pattern that matches no parameter, or more clients a round than
-      there are.
+    Errors: ValueError for a pattern that matches no parameter or leaves none to compare, more
+      clients a round than there are, or a model whose hidden units cannot be matched.
     """
     if not 1 <= clients_per_round <= num_clients:
         raise ValueError(
@@ -184,202 +223,414 @@ def make_engine(
         )
     settings = settings or Settings()
     mesh = mesh or Mesh(np.array(jax.devices()), ("clients",))
-    chunk = chunk or default_chunk()
-    partition, server = PARTITIONS[rule.partition](settings), SERVER_STEPS[rule.server_opt]
-    personal = rule.serve == "coalition"
-
+    own = columns(model.leaves, personal_layers, "personal_layers") if personal_layers else None
     compared = columns(model.leaves, opinion_leaves)
+    if own is not None:  # the server never sees what stays at the client
+        compared = np.setdiff1d(np.arange(model.num_parameters)[compared], own)
+        if compared.size == 0:
+            raise ValueError(
+                f"--personal_layers={personal_layers}: the server sees nothing of what "
+                "--opinion_leaves compares; let other layers stay at the client."
+            )
+    steps = _Round(
+        model=model,
+        trainer=trainer,
+        rule=rule,
+        task=task,
+        partition=PARTITIONS[rule.partition](settings),
+        server=SERVER_STEPS[rule.server_opt],
+        settings=settings,
+        num_clients=num_clients,
+        size=1 if rule.select == "pooled" else clients_per_round,
+        batch_size=batch_size,
+        compared=compared,
+        own=own,
+        units=hidden_units(model) if rule.align == "units" else (),
+        min_coalition=min_coalition,
+        keep_optimizer=keep_optimizer,
+        gradient_dissimilarity=gradient_dissimilarity,
+        attack=attack,
+        finetuner=finetuner,
+        chunk=chunk or default_chunk(),
+        mesh=mesh,
+    )
+    sent = 4 * (model.num_parameters - (0 if own is None else len(own)))
+    sent += 4 * model.num_parameters if trainer.control else 0
+    return Engine(steps.init, steps.run, steps.judge, mesh, Traffic(sent, sent))
 
-    def init(params: Array) -> ServerState:
+
+class _Trained(NamedTuple):
+    """What the server has after training; models of who took no part are their starts.
+
+    Attributes:
+      base_sd: `[S, D]` what the server sent out.
+      sent_sd: `[S, D]` what came back.
+      samples_s, effort_s: `[S]` training windows, and coefficient sum of the local steps.
+      present_s, finite_s, answered_s, attacker_s: `[S]` bool, as in `RoundInfo`.
+      result: what the clients hold.
+    """
+
+    base_sd: Array
+    sent_sd: Array
+    samples_s: Array
+    effort_s: Array
+    present_s: Array
+    finite_s: Array
+    answered_s: Array
+    attacker_s: Array
+    result: LocalResult
+
+
+class _Grouped(NamedTuple):
+    """Inner products by opinion space, partition, its next state, weights, barycenters."""
+
+    grams: dict[str, Params]
+    found: PartitionInfo
+    state: Params
+    weights_s: Array
+    centers_sd: Array
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Round:
+    """The steps of a round, and all that is fixed when it is compiled."""
+
+    model: Model
+    trainer: Trainer
+    rule: Rule
+    task: Task
+    partition: Partition
+    server: ServerStep
+    settings: Settings
+    num_clients: int
+    size: int
+    batch_size: int
+    compared: Any
+    own: np.ndarray | None
+    units: tuple
+    min_coalition: int
+    keep_optimizer: bool
+    gradient_dissimilarity: bool
+    attack: str
+    finetuner: Trainer | None
+    chunk: int
+    mesh: Mesh
+
+    def init(self, params: Array) -> ServerState:
+        rule, everyone = self.rule, self.num_clients
+        measured = rule.select == "distance_decay" or rule.within == "distance"
         return ServerState(
             params,
-            _repeat(params, num_clients) if personal else (),
-            _repeat(trainer.init_optimizer(params), num_clients) if keep_optimizer else (),
-            partition.init(_repeat(params, clients_per_round)[:, compared]),
-            server.init(params),
+            repeat(params, everyone) if rule.serve == "coalition" else (),
+            repeat(self.trainer.init_optimizer(params), everyone) if self.keep_optimizer else (),
+            self.partition.init(repeat(params, self.size)[:, self.compared], everyone),
+            self.server.init(params),
+            no_distances(everyone) if measured else (),
+            jnp.zeros((everyone, *params.shape)) if self.trainer.control else (),
+            () if self.own is None else repeat(params[self.own], everyone),
         )
 
-    def judge(state: ServerState, fleet: FleetArrays, hparams: HParams):
+    def run(self, state, fleet, round_number, run_key, hparams):
+        pool = _pooled(fleet) if self.rule.select == "pooled" else fleet
+
+        def draw(purpose: int, ids_n: Array) -> Array:
+            return client_keys(run_key, purpose, round_number, ids_n)
+
+        cohort = SELECTORS[self.rule.select](
+            state.distances, draw(SELECT, pool.ids_n), self.size, hparams
+        )
+        trained = self.train(state, pool, cohort, draw, run_key, hparams)
+        grouped = self.group(state, pool, cohort, trained, draw, hparams)
+        params, server_opt = self.step(state, trained, grouped, hparams)
+        after = self.serve(state, fleet, cohort, trained, grouped, params, server_opt)
+        outputs_nw = self.judge(after, fleet, hparams)
+        tuned = ()
+        if self.finetuner is not None:
+            tuned_nw = self.judge_tuned(after, fleet, draw(FINETUNE, fleet.ids_n), hparams)
+            tuned = self.task.errors(tuned_nw, fleet.test)
+        heterogeneity = self.gradients(after.params, fleet)
+        info = self.describe(cohort, trained, grouped, heterogeneity)
+        return after, info._replace(
+            dead_n=self.task.dead(outputs_nw, fleet.test.mask),
+            errors=self.task.errors(outputs_nw, fleet.test),
+            forecast_nw=outputs_nw,
+            tuned_errors=tuned,
+        )
+
+    # Training
+
+    def train(self, state, fleet, cohort, draw, run_key, hparams) -> _Trained:
+        """What the cohort learns, and what of it reaches the server."""
+        ids_s = fleet.ids_n[cohort.clients_s]
+        base_sd = repeat(state.params, self.size)
+        if self.rule.serve == "coalition":
+            base_sd = state.starts_nd[cohort.clients_s]
+        start_sd = self.with_own(base_sd, rows(state.own_np, cohort.clients_s))
+        shares_s = work_shares(draw, ids_s, hparams)
+        result = self.train_cohort(state, fleet, cohort, start_sd, shares_s, draw, hparams)
+
+        samples_s = jnp.sum(fleet.train.mask, axis=1)[cohort.clients_s]
+        finite_s = jnp.all(jnp.isfinite(result.params), axis=1) & jnp.isfinite(result.loss)
+        answers_s = cohort.asked_s & fleet.available_n[cohort.clients_s] & (samples_s > 0)
+        answers_s &= ~drops(draw, ids_s, hparams)
+        present_s = answers_s & finite_s
+        result = result._replace(params=jnp.where(present_s[:, None], result.params, start_sd))
+        sent_sd = result.params
+        if self.own is not None:
+            sent_sd = sent_sd.at[:, self.own].set(base_sd[:, self.own])
+        attacker_s = jnp.zeros(self.size, bool)
+        if self.attack != "none":
+            attacker_s = attackers(run_key, fleet.ids_n, hparams.attack_share)[cohort.clients_s]
+            bad_sd = attacked(self.attack, sent_sd, base_sd, draw(NOISE, ids_s), hparams)
+            sent_sd = jnp.where((attacker_s & present_s)[:, None], bad_sd, sent_sd)
+        if self.units:
+            share_s = jnp.where(present_s, samples_s, 0)
+            share_s = share_s / jnp.maximum(jnp.sum(share_s), 1)
+            sent_sd = aligned(sent_sd, state.params, share_s, self.units)
+        return _Trained(
+            base_sd, sent_sd, samples_s, self.effort(fleet, result.num_steps, hparams), present_s,
+            finite_s, answers_s, attacker_s, result,
+        )  # fmt: skip
+
+    def train_cohort(self, state, fleet, cohort, start_sd, shares_s, draw, hparams):
+        """`LocalResult` of every client; zeros for those who are not asked."""
+        trainer, clients_s = self.trainer, cohort.clients_s
+        correction_sd = ()
+        if trainer.control:
+            mean_d = jnp.mean(state.controls_nd, axis=0)
+            correction_sd = mean_d[None, :] - state.controls_nd[clients_s]
+
+        def block(batched, shared):
+            starts, kept, samples, keys, shares, corrections = batched
+            # Clients of a chunk step together, so the chunk's longest one sets the pace.
+            num_batches = -(-jnp.max(jnp.sum(samples.mask, axis=1)) // self.batch_size)
+            states = kept if self.keep_optimizer else jax.vmap(trainer.init_optimizer)(starts)
+            result = jax.vmap(trainer.train, in_axes=(0, 0, 0, 0, None, None, 0, 0))(
+                starts, states, samples, keys, num_batches, shared, shares, corrections
+            )
+            return result if self.keep_optimizer else result._replace(opt_state=())
+
+        keys_s = draw(TRAIN, fleet.ids_n[clients_s])
+        kept_s, samples = rows(state.opt_n, clients_s), rows(fleet.train, clients_s)
+        batched = (start_sd, kept_s, samples, keys_s, shares_s, correction_sd)
+        return self.map(block, batched, hparams, count=cohort.count)
+
+    def effort(self, fleet, steps_s: Array, hparams) -> Array:
+        """`[S]` with what coefficient sum the clients' gradients enter their models."""
+        if self.rule.average != "nova":
+            return jnp.zeros(self.size)
+        most = self.trainer.epochs * -(-fleet.train.mask.shape[1] // self.batch_size)
+        return self.trainer.coefficients(most, hparams)[steps_s]
+
+    def with_own(self, shared_sd: Array, own_sp: Array | tuple) -> Array:
+        """Models `[..., D]` with the parameters that stay at the client."""
+        return shared_sd if self.own is None else shared_sd.at[..., self.own].set(own_sp)
+
+    # At the server
+
+    def group(self, state, fleet, cohort, trained: _Trained, draw, hparams) -> _Grouped:
+        """Opinions, coalitions, weights, barycenters."""
+        sent_sd, present_s = trained.sent_sd, trained.present_s
+        opinions = {
+            name: of(sent_sd, trained.base_sd, present_s)[:, self.compared]
+            for name, of in OPINIONS.items()
+        }
+        grams = {name: hk.gram_matrix(one, mask=present_s) for name, one in opinions.items()}
+        opinions_sd, gram_ss = opinions[self.rule.opinion], grams[self.rule.opinion]
+        members = Members(
+            draw(PARTITION, fleet.ids_n[cohort.clients_s]), cohort.clients_s, fleet.planted_n
+        )
+        found, partition_state = self.partition.apply(
+            state.partition, opinions_sd, gram_ss, present_s, members, hparams
+        )
+        weights_s, members_s = client_weights(
+            found.labels_s,
+            trained.samples_s,
+            within=self.rule.within,
+            between=self.rule.between,
+            min_coalition=self.min_coalition,
+            factor_s=self.factor(state, trained, found.labels_s, hparams),
+        )
+        centers_sd = figures.barycenters(sent_sd, found.labels_s, members_s)
+        return _Grouped(grams, found, partition_state, weights_s, centers_sd)
+
+    def factor(self, state, trained: _Trained, labels_s: Array, hparams) -> Array | None:
+        """`[S]` what members weigh more or less, where the rule asks for it."""
+        if self.rule.within == "krum":
+            return krum_factor(trained.sent_sd, labels_s, hparams.trim)
+        if self.rule.within == "distance":
+            # There are no distances before the first round (spec 3.8).
+            beta = jnp.where(state.distances.rounds > 0, hparams.beta, 0)
+            apart_s, scale = self.gone(trained), self.settings.distance_scale
+            return distance_factor(apart_s, labels_s, trained.samples_s, beta, scale=scale)
+        return None
+
+    def gone(self, trained: _Trained) -> Array:
+        """`[S]` how far each model went from what the server sent out, eq. (4) of FedCW."""
+        return jnp.linalg.norm(trained.sent_sd - trained.base_sd, axis=1)
+
+    def step(self, state, trained: _Trained, grouped: _Grouped, hparams):
+        """The next global model and server state; as before if nobody took part."""
+        average = AVERAGES[self.rule.average](
+            trained.sent_sd, trained.base_sd, grouped.weights_s, trained.effort_s, hparams.trim
+        )
+        params, server_opt = self.server.apply(
+            state.server_opt, state.params, average, hparams.server_lr
+        )
+        anyone = jnp.any(trained.present_s)
+        return jax.tree.map(
+            lambda new, old: jnp.where(anyone, new, old),
+            (params, server_opt),
+            (state.params, state.server_opt),
+        )
+
+    def serve(self, state, fleet, cohort, trained, grouped, params, server_opt) -> ServerState:
+        """What everybody holds after the round; who took no part holds what it held."""
+        clients_s, present_s, result = cohort.clients_s, trained.present_s, trained.result
+
+        def kept(held_n, new_s):
+            new_s = where_rows(present_s, new_s, rows(held_n, clients_s))
+            return jax.tree.map(lambda x, new: x.at[clients_s].set(new), held_n, new_s)
+
+        starts_nd, distances = state.starts_nd, state.distances
+        if self.rule.serve == "coalition":
+            starts_nd = kept(starts_nd, grouped.centers_sd)
+            if self.partition.fleet is not None:
+                group_n = self.partition.fleet(grouped.state, fleet.planted_n)
+                starts_nd = _served_alike(starts_nd, group_n, clients_s, present_s, grouped)
+        if distances:
+            distances = observed(
+                distances, cohort, self.gone(trained), present_s, trained.answered_s
+            )
+        return ServerState(
+            params,
+            starts_nd,
+            kept(state.opt_n, result.opt_state) if self.keep_optimizer else (),
+            grouped.state,
+            server_opt,
+            distances,
+            kept(state.controls_nd, result.control) if self.trainer.control else (),
+            () if self.own is None else kept(state.own_np, result.params[:, self.own]),
+        )
+
+    # Judging
+
+    def judge(self, state: ServerState, fleet: FleetArrays, hparams: HParams) -> Array:
         """`[N, W, ...]` test outputs of what each client is served."""
 
-        def one(params, train, inputs):
-            return _apply(model, trainer.adapt(params, train, hparams), inputs)
+        def one(params, train, inputs, key):
+            return _apply(self.model, self.trainer.adapt(params, train, hparams), inputs)
 
-        def block(batched, shared):
-            starts, train, inputs = batched
-            params = starts if personal else shared
-            return jax.vmap(one, in_axes=(0 if personal else None, 0, 0))(params, train, inputs)
+        return self.forecasts(one, state, fleet, ())
 
-        batched = (state.starts_nd, fleet.train, fleet.test.inputs)
-        return map_clients(block, batched, state.params, mesh=mesh, chunk=chunk)
+    def judge_tuned(self, state, fleet, keys_n: Array, hparams) -> Array:
+        """`[N, W, ...]` test outputs after the fine-tuner's epochs at every client."""
+        tuner = self.finetuner
 
-    def train_cohort(state, fleet, cohort_s, start_sd, round_number, run_key, hparams):
-        keys_s = client_keys(run_key, TRAIN, round_number, fleet.ids_n[cohort_s])
-        kept_s = _rows(state.opt_n, cohort_s)
-
-        def block(batched, shared):
-            starts, kept, samples, keys = batched
-            # Clients of a chunk step together, so the chunk's longest one sets the pace.
-            num_batches = -(-jnp.max(jnp.sum(samples.mask, axis=1)) // batch_size)
-            states = kept if keep_optimizer else jax.vmap(trainer.init_optimizer)(starts)
-            result = jax.vmap(trainer.train, in_axes=(0, 0, 0, 0, None, None))(
-                starts, states, samples, keys, num_batches, shared
+        def one(params, train, inputs, key):
+            num_batches = -(-train.mask.shape[0] // self.batch_size)
+            result = tuner.train(
+                params, tuner.init_optimizer(params), train, key, num_batches, hparams
             )
-            return result if keep_optimizer else result._replace(opt_state=())
+            return _apply(self.model, result.params, inputs)
 
-        batched = (start_sd, kept_s, _rows(fleet.train, cohort_s), keys_s)
-        return map_clients(block, batched, hparams, mesh=mesh, chunk=chunk)
+        return self.forecasts(one, state, fleet, keys_n)
 
-    def gradients(params, fleet):
+    def forecasts(self, one: Callable, state, fleet, keys_n) -> Array:
+        """`one(params, train, inputs, key)` for every client, from the model it is served."""
+        personal = self.rule.serve == "coalition"
+
+        def block(batched, shared):
+            starts, own, train, inputs, keys = batched
+            params = starts if personal else shared
+            axis = 0 if personal else None
+            if self.own is not None:
+                params = self.with_own(jnp.broadcast_to(params, (len(own), shared.size)), own)
+                axis = 0
+            return jax.vmap(one, in_axes=(axis, 0, 0, 0))(params, train, inputs, keys)
+
+        batched = (state.starts_nd, state.own_np, fleet.train, fleet.test.inputs, keys_n)
+        return self.map(block, batched, state.params)
+
+    def gradients(self, params, fleet):
         """Eq. (3): mean squared distance of the clients' gradients to the fleet's."""
-        if not gradient_dissimilarity:
+        if not self.gradient_dissimilarity:
             return jnp.float32(jnp.nan), jnp.float32(jnp.nan)
 
         def block(samples, shared):
-            return jax.vmap(lambda one: trainer.gradient(shared, one)[1])(samples)
+            return jax.vmap(lambda one: self.trainer.gradient(shared, one)[1])(samples)
 
-        grads_nd = map_clients(block, fleet.train, params, mesh=mesh, chunk=chunk)
-        # A client whose data is not finite is left out, as it is of the round.
-        finite_n = jnp.all(jnp.isfinite(grads_nd), axis=1)
-        samples_n = jnp.where(finite_n, jnp.sum(fleet.train.mask, axis=1), 0)
-        has_n = samples_n > 0
-        mean_d = hk.average(grads_nd, samples_n / jnp.sum(samples_n))
-        apart_n = jnp.sum((grads_nd - mean_d[None, :]) ** 2, axis=1)
-        total = jnp.sum(jnp.where(has_n, apart_n, 0)) / jnp.sum(has_n)
-        return total, jnp.linalg.norm(mean_d)
+        return figures.gradient_spread(self.map(block, fleet.train, params), fleet.train.mask)
 
-    def one_round(state, fleet, round_number, run_key, hparams):
-        cohort_s = sample_cohort(run_key, round_number, fleet.ids_n, clients_per_round)
-        start_sd = (
-            state.starts_nd[cohort_s] if personal else _repeat(state.params, clients_per_round)
-        )
-        result = train_cohort(state, fleet, cohort_s, start_sd, round_number, run_key, hparams)
-        samples_s = jnp.sum(fleet.train.mask, axis=1)[cohort_s]
-        finite_s = jnp.all(jnp.isfinite(result.params), axis=1) & jnp.isfinite(result.loss)
-        present_s = finite_s & fleet.available_n[cohort_s] & (samples_s > 0)
-        params_sd = jnp.where(present_s[:, None], result.params, start_sd)
+    def map(self, block, batched, shared, count=None):
+        return map_clients(block, batched, shared, mesh=self.mesh, chunk=self.chunk, count=count)
 
-        opinions = {
-            name: of(params_sd, start_sd, present_s)[:, compared] for name, of in OPINIONS.items()
-        }
-        grams = {name: hk.gram_matrix(one, mask=present_s) for name, one in opinions.items()}
-        opinions_sd, gram_ss = opinions[rule.opinion], grams[rule.opinion]
-        keys_s = client_keys(run_key, PARTITION, round_number, fleet.ids_n[cohort_s])
-        found, partition_state = partition.apply(
-            state.partition, opinions_sd, gram_ss, present_s, keys_s, hparams
-        )
-        labels_s = found.labels_s
-        weights_s, members_s = client_weights(
-            labels_s,
-            samples_s,
-            within=rule.within,
-            between=rule.between,
-            min_coalition=min_coalition,
-        )
-        centers_sd = _barycenters(params_sd, labels_s, members_s)
-
-        average = hk.average(params_sd, weights_s)
-        params, server_state = server.apply(
-            state.server_opt, state.params, average, hparams.server_lr
-        )
-        anyone = jnp.any(present_s)
-        starts_nd, opt_n = state.starts_nd, state.opt_n
-        if personal:
-            served_sd = jnp.where(present_s[:, None], centers_sd, start_sd)
-            starts_nd = starts_nd.at[cohort_s].set(served_sd)
-        if keep_optimizer:
-            kept_s = _where_rows(present_s, result.opt_state, _rows(opt_n, cohort_s))
-            opt_n = jax.tree.map(lambda x, rows: x.at[cohort_s].set(rows), opt_n, kept_s)
-        state = ServerState(
-            jnp.where(anyone, params, state.params),
-            starts_nd,
-            opt_n,
-            partition_state,
-            jax.tree.map(
-                lambda new, old: jnp.where(anyone, new, old), server_state, state.server_opt
-            ),
-        )
-
-        outputs_nw = judge(state, fleet, hparams)
-        heterogeneity = gradients(state.params, fleet)
-        apart_ss = pair_dissimilarity(gram_ss, partition.kind)
-        info = RoundInfo(
-            cohort_s=cohort_s,
+    def describe(self, cohort: Cohort, trained: _Trained, grouped: _Grouped, heterogeneity):
+        """The round's figures; the errors are filled in by the caller."""
+        found, present_s, sent_sd = grouped.found, trained.present_s, trained.sent_sd
+        apart_ss = pair_dissimilarity(grouped.grams[self.rule.opinion], self.partition.kind)
+        return RoundInfo(
+            cohort_s=cohort.clients_s,
             present_s=present_s,
-            finite_s=finite_s,
-            labels_s=labels_s,
-            weights_s=weights_s,
-            loss_s=result.loss,
-            num_coalitions=jnp.sum(labels_s == jnp.arange(clients_per_round)),
+            finite_s=trained.finite_s,
+            labels_s=found.labels_s,
+            weights_s=grouped.weights_s,
+            loss_s=trained.result.loss,
+            num_coalitions=jnp.sum(found.labels_s == jnp.arange(self.size)),
             num_steps=found.num_steps,
             converged=found.converged,
             margin=found.margin,
             residual=found.residual,
             limit=found.limit,
             affinity_q=pair_quantiles(apart_ss, present_s, jnp.array(AFFINITY_LEVELS)),
-            grams=grams,
-            changes_nothing=equals_plain_mean(weights_s, present_s),
-            dispersion=_dispersion(params_sd, samples_s, present_s),
-            dissimilarity=_within_dissimilarity(params_sd, centers_sd, present_s, partition.kind),
+            grams=grouped.grams,
+            changes_nothing=equals_plain_mean(grouped.weights_s, present_s),
+            dispersion=figures.dispersion(sent_sd, trained.samples_s, present_s),
+            dissimilarity=figures.within_dissimilarity(
+                sent_sd, grouped.centers_sd, present_s, self.partition.kind
+            ),
             gradient_dissimilarity=heterogeneity[0],
             gradient_norm=heterogeneity[1],
-            dead_n=task.dead(outputs_nw, fleet.test.mask),
-            errors=task.errors(outputs_nw, fleet.test),
-            forecast_nw=outputs_nw,
+            dead_n=(),
+            errors=(),
+            forecast_nw=(),
+            asked_s=cohort.asked_s,
+            answered_s=trained.answered_s,
+            attacker_s=trained.attacker_s,
+            steps_s=trained.result.num_steps,
         )
-        return state, info
-
-    return Engine(init, one_round, judge, mesh)
 
 
-def default_chunk() -> int:
-    """Clients a device trains at once: few on a CPU, so that they stay in its cache."""
-    return 5 if jax.default_backend() == "cpu" else 1024
+def _apply(model: Model, params: Array, inputs: Array) -> Array:
+    """Outputs for inputs `[W, ...]`, in blocks where layers of all of them at once would take
+    the memory of many models: a client's test images, not its windows."""
+    block = max(1, 2**18 // math.prod(inputs.shape[1:]))
+    if inputs.shape[0] <= block:
+        return model.apply(params, inputs, None)
+    return jax.lax.map(lambda x: model.apply(params, x[None], None)[0], inputs, batch_size=block)
 
 
-def sample_cohort(run_key: Array, round_number: Array, ids_n: Array, size: int) -> Array:
-    """`[S]` distinct positions, uniform, ascending (FedHK paper, section 5.1).
+def _pooled(fleet: FleetArrays) -> FleetArrays:
+    """The windows of all clients as those of one; whose data is not finite, is left out."""
 
-    Those with the smallest of the clients' own draws: it depends on the seed, the round and
-    who the clients are, not on their order nor on who dropped out before.
-    """
-    draws_n = jax.vmap(jax.random.bits)(client_keys(run_key, SELECT, round_number, ids_n))
-    return jnp.sort(jnp.argsort(draws_n)[:size])
+    def finite(x):
+        return jnp.all(jnp.isfinite(x), axis=tuple(range(1, x.ndim)))
+
+    train = fleet.train
+    usable_n = fleet.available_n & finite(train.inputs) & finite(train.targets)
+    train = train._replace(mask=train.mask & usable_n[:, None])
+    train = jax.tree.map(lambda x: x.reshape(1, -1, *x.shape[2:]), train)
+    return fleet._replace(
+        train=train, available_n=jnp.ones(1, bool), ids_n=jnp.zeros(1, jnp.uint32), planted_n=()
+    )
 
 
-def map_clients(
-    function: Callable, batched: Params, shared: Params, *, mesh: Mesh, chunk: int
-) -> Params:
-    """Applies `function(chunk of batched, shared)` to chunks of clients, on all devices.
-
-    Args:
-      function: handles the leading axis itself, by `vmap`.
-      batched: leaves `[S, ...]`, split over devices and then into chunks of at most `chunk`.
-      shared: what every chunk sees.
-
-    Returns:
-      Leaves `[S, ...]`, the same on every device.
-    """
-    size = jax.tree.leaves(batched)[0].shape[0]
-    per_device = -(-size // mesh.size)
-    num_chunks = -(-per_device // chunk)
-    width = -(-per_device // num_chunks)
-    total = mesh.size * num_chunks * width
-    # The last chunks are filled up with clients from the front, whose results are dropped.
-    filled = jnp.arange(total) % size
-
-    def on_device(batched, shared):
-        chunks = jax.tree.map(lambda x: x.reshape(num_chunks, width, *x.shape[1:]), batched)
-        results = jax.lax.map(lambda one: function(one, shared), chunks)
-        return jax.tree.map(lambda x: x.reshape(num_chunks * width, *x.shape[2:]), results)
-
-    axis = mesh.axis_names[0]
-    results = jax.shard_map(
-        on_device, mesh=mesh, in_specs=(P(axis), P()), out_specs=P(axis), check_vma=False
-    )(batched if total == size else _rows(batched, filled), shared)
-    everywhere = NamedSharding(mesh, P())
-    results = jax.lax.with_sharding_constraint(results, everywhere)
-    return jax.tree.map(lambda x: x[:size], results)
+def _served_alike(starts_nd, group_n, clients_s, present_s, grouped: _Grouped) -> Array:
+    """Members of a lasting coalition hold its model, whether they took part or not."""
+    group_s = jnp.where(present_s, group_n[clients_s], -1)
+    same_ns = (group_n[:, None] == group_s[None, :]) & (group_s >= 0)[None, :]
+    member_n = jnp.argmax(same_ns, axis=1)
+    return jnp.where(jnp.any(same_ns, axis=1)[:, None], grouped.centers_sd[member_n], starts_nd)
 
 
 def compile_round(
@@ -396,67 +647,3 @@ def compile_round(
     # On a CPU, level 3 compiles a third longer and runs no faster (jax 0.10.2).
     on_cpu = engine.mesh.devices.flat[0].platform == "cpu"
     return lowered.compile({"xla_backend_optimization_level": 2} if on_cpu else None)
-
-
-def place(tree: Params, mesh: Mesh) -> Params:
-    """Arrays on every device of the mesh, numbers as float32."""
-
-    def put(x):
-        x = np.float32(x) if isinstance(x, float) else x
-        return jax.device_put(x, NamedSharding(mesh, P()))
-
-    return jax.tree.map(put, tree)
-
-
-def _apply(model: Model, params: Array, inputs: Array) -> Array:
-    """Outputs for inputs `[W, ...]`, in blocks where layers of all of them at once would take
-    the memory of many models: a client's test images, not its windows."""
-    block = max(1, 2**18 // math.prod(inputs.shape[1:]))
-    if inputs.shape[0] <= block:
-        return model.apply(params, inputs, None)
-    return jax.lax.map(lambda x: model.apply(params, x[None], None)[0], inputs, batch_size=block)
-
-
-def _repeat(tree: Params, size: int) -> Params:
-    return jax.tree.map(lambda x: jnp.broadcast_to(x, (size, *jnp.shape(x))), tree)
-
-
-def _rows(tree: Params, index_s: Array) -> Params:
-    return jax.tree.map(lambda x: x[index_s], tree)
-
-
-def _where_rows(mask_s: Array, new_s: Params, old_s: Params) -> Params:
-    def choose(new, old):
-        return jnp.where(mask_s.reshape((-1,) + (1,) * (new.ndim - 1)), new, old)
-
-    return jax.tree.map(choose, new_s, old_s)
-
-
-def _barycenters(params_sd: Array, labels_s: Array, members_s: Array) -> Array:
-    """Weighted barycenters: eq. (15) where members weigh the same."""
-    size_s = jnp.sum(labels_s[:, None] == labels_s[None, :], axis=1)
-    return hk.barycenters(params_sd * (members_s * size_s)[:, None], labels_s)
-
-
-def _dispersion(params_sd: Array, samples_s: Array, present_s: Array) -> Array:
-    """Eq. (5) for this round's local models: `sum_i p_i |w_i - mean|^2`, p by samples."""
-    share_s = jnp.where(present_s, samples_s, 0)
-    share_s = share_s / jnp.maximum(jnp.sum(share_s), 1)
-    apart_sd = params_sd - hk.average(params_sd, share_s)[None, :]
-    return jnp.sum(share_s * jnp.sum(apart_sd**2, axis=1))
-
-
-def _within_dissimilarity(params_sd, centers_sd, present_s, kind: str) -> Array:
-    """Eq. (8): sum of the distances, or of 1 - cos, to the own coalition's barycenter."""
-    if kind == "ball":
-        apart_s = jnp.sqrt(jnp.sum((params_sd - centers_sd) ** 2, axis=1))
-    else:
-        # 1 - cos = |u - v|^2 / 2 for unit vectors: no digits are lost near 1.
-        apart_sd = _unit_rows(params_sd) - _unit_rows(centers_sd)
-        apart_s = 0.5 * jnp.sum(apart_sd**2, axis=1)
-    return jnp.sum(jnp.where(present_s, apart_s, 0))
-
-
-def _unit_rows(rows_sd: Array) -> Array:
-    norm_s = jnp.linalg.norm(rows_sd, axis=1, keepdims=True)
-    return rows_sd / jnp.where(norm_s > 0, norm_s, 1)

@@ -10,11 +10,10 @@ from matplotlib.figure import Figure
 
 from fedjax_hk import plots, summary, views
 from fedjax_hk.isolated import isolated_clients
+from fedjax_hk.rules import BLIND
 from fedjax_hk.run_tables import RunTables
 from fedjax_hk.tasks import Curve
 from fedjax_hk.views import SPACES
-
-GROUPLESS = ("none", "singletons")
 
 
 class Picture(NamedTuple):
@@ -50,7 +49,7 @@ def pictures(run: RunTables) -> Iterator[Picture]:
 def space_of(run: RunTables) -> str:
     """The opinion space that the rule compares; without a partition, the one that says most."""
     rule = run.config.rule()
-    return "update" if rule.partition in GROUPLESS else rule.opinion
+    return "update" if rule.partition in BLIND else rule.opinion
 
 
 def _partition(run: RunTables) -> Picture:
@@ -196,7 +195,7 @@ def _affinity(run: RunTables) -> Iterator[Picture]:
     found = views.affinity(run.opinions, space)
     if found is None or not (found.pairs > 0).any():
         return
-    grouped = run.config.rule().partition not in GROUPLESS
+    grouped = run.config.rule().partition not in BLIND
     measure = "distance" if run.opinions.kind == "ball" else "1 - cosine"
     low, middle, high = np.quantile(found.pairs, (0, 0.5, 1))
     order = "ordered by coalition, largest first, white lines between them" if grouped else ""
@@ -215,7 +214,7 @@ def _affinity(run: RunTables) -> Iterator[Picture]:
 
 
 def _together(run: RunTables) -> Iterator[Picture]:
-    if run.config.rule().partition in GROUPLESS or run.rounds["num_coalitions"].max() < 2:
+    if run.config.rule().partition in BLIND or run.rounds["num_coalitions"].max() < 2:
         return
     found = views.together(run.coalitions)
     pairs = found.share_nn[np.triu_indices(len(found.names), 1)]

@@ -39,6 +39,11 @@ class HParams(NamedTuple):
       quantile: level of the quantile loss.
       tau, epsilon, eps_lower, eps_upper: thresholds of the partition.
       server_lr: learning rate of the server step.
+      beta: how much a distant model weighs more (FedCW).
+      select_decay, min_clients: how fast fewer clients are asked, and how many at least.
+      trim: share of the clients that robust averages do not trust.
+      drop_rate, straggler_rate: probability that a client does not answer, or is slow.
+      attack_share, attack_scale: share of clients that attack, and by how much.
     """
 
     learning_rate: Array = 1e-3
@@ -50,6 +55,14 @@ class HParams(NamedTuple):
     eps_lower: Array = 0.5
     eps_upper: Array = 1.0
     server_lr: Array = 1.0
+    beta: Array = 0.1
+    select_decay: Array = 0.05
+    min_clients: Array = 0.0
+    trim: Array = 0.2
+    drop_rate: Array = 0.0
+    straggler_rate: Array = 0.0
+    attack_share: Array = 0.2
+    attack_scale: Array = 10.0
 
 
 class Batch(NamedTuple):
@@ -69,11 +82,14 @@ class Objective(NamedTuple):
         where `loss_and_grad(params, batch, key)` is the plain one; the direction `[D]` is what
         the optimizer takes for a gradient.
       adapts: the client is judged after one step of size `alpha` on its training data.
+      control: how the client finds its next control variate, as the `mean` of the gradients
+        it saw or as its gradient at the `start`; empty for objectives without one.
     """
 
     batches: int
     direction: Callable[..., tuple[Array, Array]]
     adapts: bool = False
+    control: str = ""
 
 
 def _plain(loss_and_grad, params, start, batches, keys, hparams):
@@ -115,16 +131,23 @@ OBJECTIVES: dict[str, Objective] = {
     # as in FedAvg. The Hessian enters exactly, not by finite differences.
     "perfedavg_fo": Objective(2, _perfedavg_fo, adapts=True),
     "perfedavg_hf": Objective(3, _perfedavg_hf, adapts=True),
+    # Karimireddy et al. 2020, options II and I. Option II of the paper divides the way gone
+    # by the learning rate, which is a mean gradient under SGD only; the mean itself is the
+    # same there and holds under Adam (spec 3.4).
+    "scaffold": Objective(1, _plain, control="mean"),
+    "scaffold_start": Objective(1, _plain, control="start"),
 }
 
 
 class LocalResult(NamedTuple):
-    """What a client returns: its model, mean loss, optimizer state, number of steps."""
+    """What a client returns: its model, mean loss, optimizer state, number of steps, and its
+    next control variate `[D]` (() for objectives without one)."""
 
     params: Array
     loss: Array
     opt_state: optax.OptState
     num_steps: Array
+    control: Array | tuple = ()
 
 
 class Trainer(NamedTuple):
@@ -132,17 +155,26 @@ class Trainer(NamedTuple):
 
     Attributes:
       init_optimizer: `params -> opt_state`.
-      train: `(params, opt_state, samples, key, num_batches, hparams) -> LocalResult`; samples
-        hold `[W, ...]`; `num_batches` is how many batches an epoch runs through, at least
-        those that hold a window of this client (more change nothing).
+      train: `(params, opt_state, samples, key, num_batches, hparams, share=1, correction=0)
+        -> LocalResult`; samples hold `[W, ...]`; `num_batches` is how many batches an epoch
+        runs through, at least those that hold a window of this client (more change nothing);
+        `share` of its steps are done, at least one; `correction` `[D]` is added to every
+        direction (SCAFFOLD's c - c_i).
       adapt: `(params, samples, hparams) -> params` that the client is judged with.
       gradient: `(params, samples) -> (loss, grad)` on all of the client's windows.
+      coefficients: `(max_steps, hparams) -> [max_steps + 1]` sum of the coefficients with
+        which the gradients of so many steps enter the model, over the learning rate.
+      epochs: local epochs.
+      control: of the objective.
     """
 
     init_optimizer: Callable
     train: Callable[..., LocalResult]
     adapt: Callable[..., Array]
     gradient: Callable[..., tuple[Array, Array]]
+    coefficients: Callable[[int, HParams], Array]
+    epochs: int
+    control: str = ""
 
 
 def adam(learning_rate: Array) -> optax.GradientTransformation:
@@ -177,16 +209,19 @@ def make_trainer(
         total = jnp.sum(jnp.where(batch.mask, penalty(batch.targets, outputs, quantile), 0))
         return total / jnp.maximum(jnp.sum(batch.mask), 1)
 
-    def train(params, opt_state, samples, key, num_batches, hparams) -> LocalResult:
+    def train(
+        params, opt_state, samples, key, num_batches, hparams, share=1.0, correction=0.0
+    ) -> LocalResult:
         start, update = params, optimizer(hparams.learning_rate).update
 
         def loss_and_grad(y, batch, step_key):
             return jax.value_and_grad(batch_loss)(y, batch, step_key, hparams.quantile)
 
         filled = -(-jnp.sum(samples.mask) // batch_size)  # batches that hold a window
+        allowed = jnp.ceil(share * (epochs * -(-filled // chosen.batches)))
 
         def step(index, carry, epoch_key, shuffled):
-            params, opt_state, total, count = carry
+            params, opt_state, total, count, seen = carry
             # Objectives that take several batches wrap around at the end of the epoch, so
             # that none of them is empty.
             first = index * chosen.batches
@@ -198,11 +233,15 @@ def make_trainer(
             value, direction = chosen.direction(
                 loss_and_grad, params, start, batches, keys, hparams
             )
+            used = (first < filled) & (count < allowed)
+            if chosen.control == "mean":
+                seen = seen + jnp.where(used, direction, 0)
+            if chosen.control:
+                direction = direction + correction
             updates, next_state = update(direction, opt_state, params)
-            used = first < filled
             params = _where(used, optax.apply_updates(params, updates), params)
             opt_state = _where(used, next_state, opt_state)
-            return params, opt_state, total + jnp.where(used, value, 0), count + used
+            return params, opt_state, total + jnp.where(used, value, 0), count + used, seen
 
         def epoch(carry, epoch_key):
             shuffled = _shuffle(samples, epoch_key, batch_size)
@@ -212,10 +251,16 @@ def make_trainer(
             ), None
 
         zero = (jnp.zeros((), jnp.float32), jnp.zeros((), jnp.int32))
-        (params, opt_state, total, count), _ = jax.lax.scan(
-            epoch, (params, opt_state, *zero), jax.random.split(key, epochs)
+        unseen = jnp.zeros_like(start) if chosen.control == "mean" else ()
+        (params, opt_state, total, count, seen), _ = jax.lax.scan(
+            epoch, (params, opt_state, *zero, unseen), jax.random.split(key, epochs)
         )
-        return LocalResult(params, total / jnp.maximum(count, 1), opt_state, count)
+        control = ()
+        if chosen.control == "mean":
+            control = seen / jnp.maximum(count, 1)
+        if chosen.control == "start":
+            control = gradient(start, samples, hparams.quantile)[1]
+        return LocalResult(params, total / jnp.maximum(count, 1), opt_state, count, control)
 
     def gradient(params, samples, quantile=0.5):
         # Batch by batch: all windows at once would leave the cache, at five times the cost.
@@ -241,7 +286,29 @@ def make_trainer(
         _, grad = gradient(params, samples, hparams.quantile)
         return params - hparams.alpha * grad
 
-    return Trainer(lambda params: optimizer(0.0).init(params), train, adapt, gradient)
+    def coefficients(max_steps, hparams):
+        # The optimizer is probed with the gradient 1, the objective's own terms included: it
+        # gives the closed forms of plain, proximal and momentum steps (spec 3.6).
+        start, update = jnp.zeros(1), optimizer(hparams.learning_rate).update
+
+        def step(carry, _):
+            params, opt_state = carry
+            _, direction = chosen.direction(
+                lambda y, batch, key: (jnp.float32(0), jnp.ones_like(y)),
+                params, start, (None,) * chosen.batches, (None,) * chosen.batches, hparams,
+            )  # fmt: skip
+            updates, opt_state = update(direction, opt_state, params)
+            params = optax.apply_updates(params, updates)
+            return (params, opt_state), -params[0] / hparams.learning_rate
+
+        first = (start, optimizer(0.0).init(start))
+        _, gone = jax.lax.scan(step, first, None, length=max_steps)
+        return jnp.concatenate([jnp.zeros(1), gone])
+
+    def init_optimizer(params):
+        return optimizer(0.0).init(params)
+
+    return Trainer(init_optimizer, train, adapt, gradient, coefficients, epochs, chosen.control)
 
 
 def _where(condition: Array, new: Params, old: Params) -> Params:

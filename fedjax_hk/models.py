@@ -30,12 +30,15 @@ class Model(NamedTuple):
         the model is judged.
       restore: `[D] -> ` the layers' parameters, as Flax has them.
       leaves: name and size of each of the layers' arrays, in the vector's order.
+      layers: name and kind of the layers in forward order, None if unknown. Kinds: `lstm` and
+        `dense` of this module, `linen_dense` and `conv` of Flax; the last one is the output.
     """
 
     init: Callable[[Array], Array]
     apply: Callable[[Array, Array, Array | None], Array]
     restore: Callable[[Array], Params]
     leaves: tuple[tuple[str, int], ...]
+    layers: tuple[tuple[str, str], ...] | None = None
 
     @property
     def num_parameters(self) -> int:
@@ -49,7 +52,8 @@ def from_flax(module: nn.Module, example_inputs: Array, num_classes: int | None 
 
     Bytes (uint8), such as the pixels of an image, reach the module as floats from 0 to 1. A
     module whose `__call__` takes `train` or `deterministic` is told whether it is being
-    trained; its random numbers come from the stream `dropout`.
+    trained; its random numbers come from the stream `dropout`. An attribute
+    `forward_layers` becomes `Model.layers`.
 
     Args:
       module: the network; it may hold parameters and nothing else.
@@ -107,7 +111,7 @@ def from_flax(module: nn.Module, example_inputs: Array, num_classes: int | None 
         ("/".join(entry.key for entry in path), math.prod(leaf.shape))
         for path, leaf in jax.tree_util.tree_flatten_with_path(shapes)[0]
     )
-    return Model(initial, apply, restore, leaves)
+    return Model(initial, apply, restore, leaves, getattr(module, "forward_layers", None))
 
 
 def _as_floats(inputs: Array) -> Array:
@@ -178,6 +182,12 @@ class LSTMForecaster(nn.Module):
     dense_units: int
     dropout: float
     output: str
+
+    @property
+    def forward_layers(self) -> tuple[tuple[str, str], ...]:
+        """Name and kind of each layer, see `Model`."""
+        recurrent = [(f"lstm_{index}", "lstm") for index in range(len(self.units))]
+        return (*recurrent, ("dense", "dense"), ("output", "dense"))
 
     @nn.compact
     def __call__(self, inputs: Array, train: bool = False) -> Array:

@@ -8,32 +8,45 @@ import numpy as np
 import pandas as pd
 
 from fedjax_hk import hk, metrics
-from fedjax_hk.engine import RoundInfo
-from fedjax_hk.tasks import TASKS
+from fedjax_hk.engine import RoundInfo, Traffic
+from fedjax_hk.tasks import TASKS, Task
 from fedjax_hk.types import Fleet
 
 AFFINITY_NAMES = ("min", "q25", "median", "q75", "max")
 TEXT_COLUMNS = ("coalition_sizes", "left_out")  # of rounds.csv, whatever they look like
+POOLED = "all windows"  # stands for a client's name where they are trained on as one
 NOT_FINITE = "not finite"  # the status of a client whose model or loss diverged
 
 
-def round_row(round_number: int, info: RoundInfo, fleet: Fleet, seconds: float) -> dict[str, Any]:
+def round_row(
+    round_number: int,
+    info: RoundInfo,
+    fleet: Fleet,
+    seconds: float,
+    traffic: Traffic = Traffic(0, 0),  # noqa: B008
+) -> dict[str, Any]:
     """One row a round: `rounds.csv`.
 
     The task says which errors there are. `apart_*` are quantiles of the pairs' 1 - cos (or
-    distances), which `limit` is compared with.
+    distances), which `limit` is compared with. `bytes_down` goes to everybody who is asked,
+    `bytes_up` comes from everybody who answers; `*_tuned` are errors after the fine-tuning
+    epochs, if there are any.
     """
     present_s = info.present_s
     loss_s = info.loss_s[present_s]
     weights_s = info.weights_s[info.weights_s > 0]
-    left_out = [fleet.client_ids[c] for c in info.cohort_s[~info.present_s]]
-    diverged = [fleet.client_ids[c] for c in info.cohort_s[~info.finite_s]]
+    left_out = [_name(fleet, c) for c in info.cohort_s[info.asked_s & ~info.present_s]]
+    diverged = [_name(fleet, c) for c in info.cohort_s[~info.finite_s]]
     return {
         "round": round_number,
-        "sampled_clients": len(info.cohort_s),
+        "sampled_clients": int(info.asked_s.sum()),
         "clients": int(present_s.sum()),
+        "local_steps": int(info.steps_s[present_s].sum()),
+        "bytes_down": traffic.down * int(info.asked_s.sum()),
+        "bytes_up": traffic.up * int(info.answered_s.sum()),
         "train_loss": float(loss_s.mean()) if len(loss_s) else float("nan"),
         **TASKS[fleet.task].columns(info.errors),
+        **_tuned(info, TASKS[fleet.task]),
         "num_coalitions": int(info.num_coalitions),
         "coalition_sizes": " ".join(map(str, coalition_sizes(info.labels_s))),
         "inner_steps": int(info.num_steps),
@@ -62,9 +75,23 @@ def round_row(round_number: int, info: RoundInfo, fleet: Fleet, seconds: float) 
     }
 
 
+def _tuned(info: RoundInfo, task: Task) -> dict[str, float]:
+    """Mean errors after the fine-tuning epochs; nothing without any."""
+    errors = info.tuned_errors
+    return {
+        f"{name}_tuned": metrics.spread(getattr(errors, name))["mean"]
+        for name in task.kept
+        if errors
+    }
+
+
+def _name(fleet: Fleet, client: int) -> str:
+    return fleet.client_ids[client] if client >= 0 else POOLED
+
+
 def agreement(info: RoundInfo, fleet: Fleet) -> float:
     """Adjusted Rand index of the coalitions with the planted groups; NaN without truth."""
-    if fleet.planted is None or not info.present_s.any():
+    if fleet.planted is None or not info.present_s.any() or (info.cohort_s < 0).any():
         return float("nan")
     return float(metrics.agreement(info.labels_s, fleet.planted[info.cohort_s]))
 
@@ -78,16 +105,18 @@ def coalition_sizes(labels_s: np.ndarray) -> list[int]:
 def coalition_rows(round_number: int, info: RoundInfo, fleet: Fleet) -> list[dict[str, Any]]:
     """One row a client and round: `coalitions.csv`. A coalition bears a member's name."""
     rows = []
-    for place, client in enumerate(info.cohort_s):
+    for place in np.flatnonzero(info.asked_s):
         label = int(info.labels_s[place])
         rows.append(
             {
                 "round": round_number,
-                "client": fleet.client_ids[client],
-                "coalition": fleet.client_ids[info.cohort_s[label]] if label >= 0 else "",
+                "client": _name(fleet, info.cohort_s[place]),
+                "coalition": _name(fleet, info.cohort_s[label]) if label >= 0 else "",
                 "size": int((info.labels_s == label).sum()) if label >= 0 else 0,
                 "weight": float(info.weights_s[place]),
                 "train_loss": float(info.loss_s[place]),
+                "steps": int(info.steps_s[place]),
+                "attacker": bool(info.attacker_s[place]),
                 "status": _status(info, place),
             }
         )
@@ -97,8 +126,8 @@ def coalition_rows(round_number: int, info: RoundInfo, fleet: Fleet) -> list[dic
 def describe_left_out(info: RoundInfo, fleet: Fleet) -> str:
     """Who was left out of the round and why, in words; empty if nobody was."""
     by_status: dict[str, list[str]] = {}
-    for place in np.flatnonzero(~info.present_s):
-        name = fleet.client_ids[info.cohort_s[place]]
+    for place in np.flatnonzero(info.asked_s & ~info.present_s):
+        name = _name(fleet, info.cohort_s[place])
         by_status.setdefault(_status(info, place), []).append(name)
     return "; ".join(f"{', '.join(names)} ({status})" for status, names in by_status.items())
 
@@ -120,6 +149,10 @@ def client_table(info: RoundInfo, fleet: Fleet, coalitions: pd.DataFrame) -> pd.
     table[f"train_{task.samples}"] = fleet.train.mask.sum(axis=1)
     for name, values in info.errors._asdict().items():
         table[name.replace("num_", "test_")] = values
+    if info.tuned_errors:
+        for name, values in info.tuned_errors._asdict().items():
+            table[f"{name}_tuned"] = values
+        table = table.drop(columns=f"num_{task.samples}_tuned")
     for name, errors in task.naive_errors(fleet).items():
         for field in task.kept:
             table[f"{name}_{field}"] = getattr(errors, field)
@@ -157,7 +190,7 @@ def opinion_arrays(
     """
     arrays = {
         "round": np.int64(round_number),
-        "cohort": np.array([fleet.client_ids[c] for c in np.asarray(info.cohort_s)], str),
+        "cohort": np.array([_name(fleet, c) for c in np.asarray(info.cohort_s)], str),
         "present": np.asarray(info.present_s),
         "labels": np.asarray(info.labels_s),
         "limit": np.float64(info.limit),

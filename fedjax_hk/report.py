@@ -16,6 +16,7 @@ from absl import flags
 from fedjax_hk import isolated, page, plots, summary
 from fedjax_hk.config import Config
 from fedjax_hk.gallery import pictures
+from fedjax_hk.rules import BLIND
 from fedjax_hk.run_folder import RunFolder, RunFolderError
 from fedjax_hk.run_tables import RunTables, load
 
@@ -79,7 +80,7 @@ def _answer(run: RunTables) -> list[str]:
     texts.append(summary.progress(run.rounds, run.unit, run.task))
     idle = run.rounds["changes_nothing"].all()
     rule = run.config.rule()
-    if rule.partition not in ("none", "singletons") and idle and rule.serve == "global":
+    if rule.partition not in BLIND and idle and rule.serve == "global":
         texts.append(
             f"The coalitions did nothing to the {run.task.word}: the partition changed no round."
         )
@@ -147,7 +148,7 @@ def _some(names: list[str], most: int) -> str:
 
 
 def _isolated(run: RunTables) -> list[str]:
-    if run.clients is None or run.config.rule().partition in ("none", "singletons"):
+    if run.clients is None or run.config.rule().partition in BLIND:
         return []
     found = isolated.isolated_clients(run.clients)
     intro = "Clients that were alone in at least half of the rounds they took part in"

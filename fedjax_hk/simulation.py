@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from jax.sharding import Mesh
 
-from fedjax_hk import classifiers, data, hk, models, records, summary
+from fedjax_hk import classifiers, data, hk, keys, models, parallel, records, summary
 from fedjax_hk import config as config_lib
 from fedjax_hk import engine as engine_lib
 from fedjax_hk.checkpoint import Checkpoints
@@ -90,6 +90,10 @@ def settings_of(config: Config) -> Settings:
         state_norm=config.state_norm,
         use_epsilon=config.epsilon is not None,
         num_coalitions=value_of(config, "num_coalitions"),
+        preference=config.preference,
+        damping=config.damping,
+        linkage=config.linkage,
+        distance_scale=config.distance_scale,
     )
 
 
@@ -98,7 +102,7 @@ def hparams_of(config: Config) -> HParams:
     return HParams(
         learning_rate=config.learning_rate,
         **{
-            name: value_of(config, name)
+            name: float(value_of(config, name))
             for name in HParams._fields
             if name not in ("learning_rate",)
         },
@@ -152,13 +156,23 @@ def assemble(config: Config, fleet: Fleet, model: models.Model | None = None) ->
     model = model or DEFAULT_MODELS[fleet.task](config, fleet, probe[:2])
     _check_outputs(model, fleet, probe[:2])
     rule = config.rule()
-    trainer = make_trainer(
-        model,
-        objective=rule.local,
-        loss=config_lib.loss_of(config, fleet.task),
-        epochs=config.epochs,
-        batch_size=config.batch_size,
-    )
+    if rule.partition == "planted" and fleet.planted is None:
+        raise config_lib.ConfigError(
+            f"--agg={config.agg}: the true groups of these clients are not known; use the "
+            "embedded fleet, or a rule that finds groups, such as --agg=hk_cosine."
+        )
+
+    def trainer_of(objective, epochs):
+        return make_trainer(
+            model,
+            objective=objective,
+            loss=config_lib.loss_of(config, fleet.task),
+            epochs=epochs,
+            batch_size=config.batch_size,
+        )
+
+    trainer = trainer_of(rule.local, config.epochs)
+    finetuner = trainer_of("plain", config.finetune_epochs) if config.finetune_epochs else None
     engine = engine_lib.make_engine(
         model,
         trainer,
@@ -168,18 +182,24 @@ def assemble(config: Config, fleet: Fleet, model: models.Model | None = None) ->
         clients_per_round=clients_per_round,
         batch_size=config.batch_size,
         settings=settings_of(config),
-        opinion_leaves=config.opinion_leaves,
+        opinion_leaves=config_lib.opinion_leaves(
+            config, model.layers[-1][0] if model.layers else ""
+        ),
+        personal_layers=config.personal_layers,
         min_coalition=config.min_coalition,
         keep_optimizer=not config.client_opt_reset,
         gradient_dissimilarity=config.gradient_dissimilarity,
+        attack=config.attack,
+        finetuner=finetuner,
         chunk=config.chunk,
         mesh=mesh,
     )
     available_n = np.ones(len(fleet.client_ids), bool)
-    ids_n = engine_lib.stable_ids(fleet.client_ids)
-    arrays = engine_lib.FleetArrays(fleet.train, fleet.test, available_n, ids_n)
-    arrays = engine_lib.place(arrays, mesh)
-    hparams = engine_lib.place(hparams_of(config), mesh)
+    ids_n = keys.stable_ids(fleet.client_ids)
+    planted_n = () if fleet.planted is None else np.asarray(fleet.planted, np.int32)
+    arrays = engine_lib.FleetArrays(fleet.train, fleet.test, available_n, ids_n, planted_n)
+    arrays = parallel.place(arrays, mesh)
+    hparams = parallel.place(hparams_of(config), mesh)
     return Assembled(model, engine, arrays, hparams)
 
 
@@ -224,9 +244,9 @@ def reseed(prepared: Prepared, seed: int) -> Prepared:
 
 def _start(engine, model, seed: int, probe) -> tuple[Array, engine_lib.ServerState]:
     run_key = jax.random.key(seed)
-    key = engine_lib.client_key(run_key, engine_lib.INIT, 0, 0)
+    key = keys.client_key(run_key, keys.INIT, 0, 0)
     state = engine.init(models.alive_params(model, key, probe))
-    return engine_lib.place(run_key, engine.mesh), engine_lib.place(state, engine.mesh)
+    return parallel.place(run_key, engine.mesh), parallel.place(state, engine.mesh)
 
 
 def _probe(fleet: Fleet) -> np.ndarray:
@@ -289,7 +309,9 @@ def run(
                 # What only the end of a run reads stays on the device.
                 light = info._replace(grams=None, forecast_nw=None)
                 light = jax.tree.map(np.asarray, light)
-                row = _write_round(folder, round_number, light, fleet, seconds)
+                row = _write_round(
+                    folder, round_number, light, fleet, seconds, prepared.engine.traffic
+                )
                 for callback in callbacks:
                     callback.on_round_end(round_number, row)
                 line = summary.round_line(row, fleet.unit or "units", TASKS[fleet.task])
@@ -313,8 +335,8 @@ def run(
     return Outcome(state, rounds, clients, text, stop.requested if clients is None else "")
 
 
-def _write_round(folder, round_number, info, fleet, seconds) -> dict[str, Any]:
-    row = records.round_row(round_number, info, fleet, seconds)
+def _write_round(folder, round_number, info, fleet, seconds, traffic) -> dict[str, Any]:
+    row = records.round_row(round_number, info, fleet, seconds, traffic)
     folder.append_rows("coalitions", records.coalition_rows(round_number, info, fleet))
     folder.append_rows("rounds", [row])
     return row

@@ -11,6 +11,7 @@ from fedjax_hk import config as config_lib
 from fedjax_hk import isolated, metrics
 from fedjax_hk.config import TASK_OF, Config
 from fedjax_hk.records import AFFINITY_NAMES
+from fedjax_hk.rules import BLIND
 from fedjax_hk.tasks import TASKS, Task
 from fedjax_hk.terminal import format_table
 from fedjax_hk.types import Fleet
@@ -281,7 +282,7 @@ def isolated_sentences(
     config: Config, unit: str, rounds: pd.DataFrame, clients: pd.DataFrame
 ) -> list[str]:
     """Who was mostly alone, whether that says something about them, and their errors."""
-    if config.rule().partition in ("none", "singletons") or rounds["num_coalitions"].max() < 2:
+    if config.rule().partition in BLIND or rounds["num_coalitions"].max() < 2:
         return []
     task = task_of(config)
     return isolated.sentences(clients, unit, task.traits) + _alone_and_error(clients, task)
@@ -307,7 +308,7 @@ def _alone_and_error(clients: pd.DataFrame, task: Task) -> list[str]:
 
 def coalition_sentences(config: Config, rounds: pd.DataFrame) -> list[str]:
     """How many coalitions there were, and what that did."""
-    if config.rule().partition in ("none", "singletons"):
+    if config.rule().partition in BLIND:
         return []
     num = rounds["num_coalitions"]
     idle = int(rounds["changes_nothing"].sum())
@@ -345,7 +346,7 @@ def troubles(rounds: pd.DataFrame, clients: pd.DataFrame, task: Task) -> list[st
 def what_to_try(config: Config, rounds: pd.DataFrame, clients: pd.DataFrame) -> list[str]:
     """Flags that the run's own figures suggest, a line each; what follows is up to the data."""
     rule, task, tries = config.rule(), task_of(config), []
-    groups = rule.partition not in ("none", "singletons")
+    groups = rule.partition not in BLIND
     if groups and rule.serve == "global" and rounds["changes_nothing"].mean() > 0.5:
         tries += [f"{one}: the partition changed nothing." for one in partition_tries(config)]
     values = task.sign * rounds[task.headline].to_numpy()

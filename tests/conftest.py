@@ -32,6 +32,8 @@ SIZES = (5, 3, 8, 1, 4, 7)  # training windows of the tiny fleet's clients
 class Line(nn.Module):
     """Two parameters: `slope * last input + offset`."""
 
+    forward_layers = ()
+
     @nn.compact
     def __call__(self, inputs):
         slope = self.param("slope", nn.initializers.normal(1.0), ())
@@ -73,6 +75,7 @@ def make_fleet(sizes=SIZES, seed=0, width=None, groups=3) -> engine_lib.FleetArr
         make_samples((3,) * len(sizes), seed + 1000, None, groups),
         np.ones(len(sizes), bool),
         np.arange(len(sizes), dtype=np.uint32),
+        np.arange(len(sizes), dtype=np.int32) % groups,
     )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedjax_hk import data, hk, metrics, records, run_folder, simulation, summary
 from fedjax_hk.config import Config
-from fedjax_hk.engine import RoundInfo
+from fedjax_hk.engine import RoundInfo, Traffic
 
 CLIENTS = 8
 HOSTILE = "<script>alert(1)</script>&\"'$x^2$"
@@ -73,11 +73,14 @@ def make_run(
                 "num_steps": np.int32(2), "converged": np.bool_(True), "limit": np.float32(limit),
                 "changes_nothing": np.bool_(False), "affinity_q": np.linspace(0, 1, 5),
                 "grams": grams, "forecast_nw": forecast, "dead_n": np.zeros(num, bool),
+                "asked_s": np.ones(num, bool), "answered_s": present,
+                "attacker_s": np.zeros(num, bool), "steps_s": np.full(num, 10),
+                "tuned_errors": (),
                 "errors": metrics.client_errors(forecast, fleet.test),
             }  # fmt: skip
             values["errors"] = type(values["errors"])(*map(np.asarray, values["errors"]))
             info = RoundInfo(**values | changes)
-            simulation._write_round(folder, number, info, fleet, 0.5)
+            simulation._write_round(folder, number, info, fleet, 0.5, Traffic(4, 4))
         if finish:
             simulation._finish(folder, config, fleet, rounds, info)
     return folder.path

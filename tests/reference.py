@@ -154,3 +154,18 @@ def fixed_k_pass(opinions, centers, kind):
         mean = np.mean(opinions[group], axis=0) if group else None
         medoids.append(min(group, key=lambda i: apart(opinions[i], mean)) if group else None)
     return nearest, medoids
+
+
+def multi_krum(models, labels, trim):
+    """1 for the members of each coalition whose nearest are nearest (Blanchard et al. 2017)."""
+    kept = np.zeros(len(labels))
+    for label in set(labels) - {-1}:
+        group = [i for i, own in enumerate(labels) if own == label]
+        bad = int(trim * len(group) + 1e-9)
+        scores = []
+        for i in group:
+            apart = sorted(float(((models[i] - models[j]) ** 2).sum()) for j in group if j != i)
+            scores.append(sum(apart[: max(len(group) - bad - 2, 1)]))
+        ranked = [group[k] for k in np.argsort(scores, kind="stable")]
+        kept[ranked[: len(group) - bad]] = 1
+    return kept

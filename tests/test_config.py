@@ -19,7 +19,7 @@ def problems_of(**settings) -> list[str]:
     return []
 
 
-GROUPS = ("Task", "Rule", "Choices", "Training", "Data", "Classes", "Run")
+GROUPS = ("Task", "Rule", "Choices", "Training", "Disturbances", "Data", "Classes", "Run")
 NUMBERS = [item.name for item in dataclasses.fields(Config) if "float" in item.type]
 
 
@@ -57,12 +57,22 @@ def test_numbers_that_are_not_finite_are_refused(name, value):
         ({"loss": "quantile", "quantile": 1.0}, "--quantile=1.0", "between 0 and 1"),
         ({"agg": "fedprox", "mu": -1.0}, "--mu=-1.0", "0 or more"),
         ({"agg": "perfedavg_fo", "alpha": -1.0}, "--alpha=-1.0", "0 or more"),
+        ({"agg": "fedcw", "min_clients": 0}, "--min_clients=0", "1 or more"),
+        ({"agg": "fedcw", "select_decay": -0.1}, "--select_decay=-0.1", "0 or more"),
+        ({"agg": "multi_krum", "trim": 0.5}, "--trim=0.5", "below 0.5"),
+        ({"agg": "wscc", "damping": 0.4}, "--damping=0.4", "0.5 to below 1"),
+        ({"drop_rate": 1.1}, "--drop_rate=1.1", "from 0 to 1"),
+        ({"straggler_rate": -0.1}, "--straggler_rate=-0.1", "from 0 to 1"),
+        ({"attack": "scale", "attack_share": 2.0}, "--attack_share=2.0", "from 0 to 1"),
+        ({"finetune_epochs": -1}, "--finetune_epochs=-1", "0 or more"),
         # Names that are not there.
         ({"agg": "hk_cosin"}, "--agg=hk_cosin", "hk_cosine"),
         ({"scaler": "max"}, "--scaler=max", "minmax"),
         ({"opinion": "delta"}, "--opinion=delta", "update"),
         ({"loss": "MSE"}, "--loss=MSE", "mse"),
         ({"opinion_leaves": "(lstm"}, "--opinion_leaves=(lstm", "regular expression"),
+        ({"personal_layers": "(lstm"}, "--personal_layers=(lstm", "regular expression"),
+        ({"attack": "flip"}, "--attack=flip", "sign_flip"),
         # Thresholds out of the range that they have here.
         ({"tau": 1.01}, "--tau=1.01", "from -1 to 1"),
         ({"tau": -1.01}, "--tau=-1.01", "from -1 to 1"),
@@ -95,6 +105,25 @@ def test_numbers_that_are_not_finite_are_refused(name, value):
         ({"agg": "hk_euclidean", "epsilon": 1.0, "tau": 0.5}, "--tau=0.5", "keep one"),
         ({"agg": "fedavg", "serve": "coalition"}, "--serve=coalition", "--agg=hk_cosine"),
         ({"serve": "coalition", "server_opt": "adam"}, "--server_opt=adam", "--serve=global"),
+        ({"agg": "fedavg", "beta": 0.1}, "--beta=0.1", "--agg=fedcw"),
+        ({"agg": "fedcw_weight", "min_clients": 3}, "--min_clients=3", "--select=distance_decay"),
+        ({"agg": "fedcw_select", "distance_scale": "raw"}, "--distance_scale=raw", "leave it out"),
+        ({"agg": "median", "trim": 0.1}, "--trim=0.1", "trimmed_mean"),
+        ({"agg": "hk_cosine", "preference": -1.0}, "--preference=-1.0", "--agg=wscc"),
+        ({"agg": "wscc", "linkage": "ward"}, "--linkage=ward", "leave it out"),
+        ({"agg": "fedclust", "tau": 1.5}, "--tau=1.5", "from 0 to 1"),
+        ({"agg": "fedclust", "epsilon": 1.0, "tau": 0.5}, "--tau=0.5", "keep one"),
+        ({"attack_scale": 2.0}, "--attack_scale=2.0", "--attack=sign_flip"),
+        ({"serve": "coalition", "average": "median"}, "--average=median", "--serve=global"),
+        ({"agg": "wscc", "local": "scaffold"}, "--local=scaffold", "--serve=global"),
+        ({"agg": "fedma", "client_opt_reset": False}, "--client_opt_reset=False", "leave one"),
+        ({"agg": "fedma", "local": "scaffold"}, "--local=scaffold", "leave one"),
+        ({"agg": "fedma", "personal_layers": "lstm"}, "--personal_layers=lstm", "leave one"),
+        ({"agg": "centralized", "drop_rate": 0.1}, "--drop_rate=0.1", "leave it out"),
+        ({"agg": "centralized", "attack": "scale"}, "--attack=scale", "leave it out"),
+        ({"agg": "centralized", "clients_per_round": 3}, "--clients_per_round=3", "leave it out"),
+        ({"agg": "oracle", "data": "a.csv"}, "--data=a.csv", "embedded fleet"),
+        ({"agg": "oracle", "opinion": "update"}, "--opinion=update", "--agg=hk_cosine"),
         ({"clients": "h1,h2"}, "--clients=h1,h2", "--data"),
         ({"data": "a.csv", "fleet_clients": 9}, "--fleet_clients=9", "leave one"),
         ({"data": "a.csv", "fleet_days": 90}, "--fleet_days=90", "leave one"),
@@ -177,6 +206,16 @@ def test_every_rule_runs_with_its_defaults(agg):
         {"data": "a.csv", "clients": "h1"},
         {"mu": 0.0, "agg": "fedprox"},
         {"opinion_leaves": "lstm_.*/kernel$"},
+        {"agg": "hk_cosine", "select": "distance_decay", "within": "distance", "beta": -0.5},
+        {"agg": "hk_cosine", "align": "units", "average": "trimmed_mean", "trim": 0.0},
+        {"agg": "hk_cosine", "within": "krum", "trim": 0.4, "serve": "coalition"},
+        {"agg": "fedclust", "epsilon": 0.0, "linkage": "ward"},
+        {"agg": "wscc", "preference": -2.0, "damping": 0.9, "serve": "global"},
+        {"agg": "fedcw", "select_decay": 0.0, "server_opt": "yogi", "local": "prox"},
+        {"agg": "scaffold", "local": "scaffold_start", "average": "median"},
+        {"drop_rate": 1.0, "straggler_rate": 1.0, "attack": "noise", "attack_share": 0.0},
+        {"agg": "local", "personal_layers": "output", "finetune_epochs": 2},
+        {"agg": "fedclust", "tau": 0.3},
     ],
 )
 def test_settings_at_their_borders_are_taken(settings):
@@ -201,6 +240,12 @@ def test_numbers_have_the_defaults_that_the_help_says():
     assert value_of(Config(epsilon=0.0), "epsilon") == 0.0
     assert value_of(Config(server_opt="sgd"), "server_lr") == 1.0
     assert value_of(Config(server_opt="adam"), "server_lr") == 0.01
+    assert value_of(Config(agg="fedclust"), "tau") == 0.5
+    assert value_of(Config(agg="fedcw"), "min_clients") == 0  # the selector knows the fleet
+    of = config_lib.opinion_leaves
+    assert of(Config(agg="fedclust"), "output") == "^output/"
+    assert of(Config(agg="fedclust"), "") == of(Config(), "output") == ""
+    assert of(Config(agg="fedclust", opinion_leaves="."), "output") == "."
 
 
 def test_clients_per_round_are_judged_by_the_fleet():

@@ -9,8 +9,16 @@ import pytest
 from fedjax_hk.local_training import HParams
 from fedjax_hk.rules import RULES
 
-SIZES, COHORT = (5, 3, 8, 1, 4, 0), 6
+SIZES, COHORT = (5, 3, 8, 1, 4, 0), 5
 HPARAMS = HParams(learning_rate=0.01)
+# Windows that are shuffled as one have their numbers from their places.
+SEPARATE = [agg for agg, rule in RULES.items() if rule.select != "pooled"]
+# Rows that differ from another one in a single formula, or not at all on a line.
+ALIKE = {"fedyogi", "fedadagrad", "fedcw_select", "fedcw_weight", "trimmed_mean", "fedma"}
+
+
+def fast_first(names):
+    return [pytest.param(n, marks=pytest.mark.slow) if n in ALIKE else n for n in names]
 
 
 def federation_of(federation, agg, model="line", **options):
@@ -22,7 +30,7 @@ def shapes(tree):
 
 
 @pytest.mark.parametrize("model", ["line", pytest.param("dropout_lstm", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("agg", RULES)
+@pytest.mark.parametrize("agg", fast_first(RULES))
 def test_two_rounds(agg, model, federation, fleet):
     """Structure, shapes, dtypes; one trace; finite; on the simplex; padding; seeds."""
     fed = federation_of(federation, agg, model)
@@ -32,12 +40,14 @@ def test_two_rounds(agg, model, federation, fleet):
     assert fed.round._cache_size() - before <= 1  # none if another test ran this program
     assert shapes(state) == shapes(jax.tree.map(jax.numpy.asarray, start))
     assert shapes(infos[0]) == shapes(infos[1])
-    assert all(np.isfinite(x).all() for x in jax.tree.leaves(state))
+    finite = state._replace(distances=())  # infinite for a client that has not been seen
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(finite))
     for info in infos:
         assert info.labels_s.dtype == np.int32 and info.cohort_s.dtype == np.int32
         assert np.isfinite(info.errors.mse).all() and np.isfinite(info.loss_s).all()
         present = info.present_s
-        np.testing.assert_array_equal(present, np.array(SIZES)[info.cohort_s] > 0)
+        has_windows = (np.array(SIZES)[info.cohort_s] > 0) | (info.cohort_s < 0)  # < 0: pooled
+        np.testing.assert_array_equal(present, info.asked_s & has_windows)
         np.testing.assert_array_equal(info.labels_s >= 0, present)
         assert (info.weights_s >= 0).all() and not info.weights_s[~present].any()
         assert abs(info.weights_s.sum() - 1) < 1e-5
@@ -46,7 +56,7 @@ def test_two_rounds(agg, model, federation, fleet):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("agg", RULES)
+@pytest.mark.parametrize("agg", SEPARATE)
 def test_padding_has_no_influence(agg, federation, fleet):
     fed = federation_of(federation, agg)
     state, infos = fed.run(fleet(SIZES), hparams=HPARAMS)
@@ -94,10 +104,10 @@ def test_jit_equals_running_operation_by_operation(agg, federation, fleet):
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("agg", RULES)
+@pytest.mark.parametrize("agg", fast_first(SEPARATE))
 def test_client_order_does_not_matter(agg, federation, fleet):
     """Random numbers are the clients' own: who is sampled, batches, dropout, first centers."""
-    fed = federation(agg, num_clients=len(SIZES), cohort=4)
+    fed = federation_of(federation, agg)
     few, order = fleet(SIZES), np.array([3, 0, 5, 1, 4, 2])
     turned = jax.tree.map(lambda x: x[order], few)
     first, (info,) = fed.run(few, hparams=HPARAMS)

@@ -10,6 +10,7 @@ import reference
 from jax.sharding import Mesh
 
 from fedjax_hk import engine as engine_lib
+from fedjax_hk import keys, parallel, selection
 from fedjax_hk.local_training import HParams
 
 NUM = 6
@@ -26,7 +27,7 @@ def locals_of(fed, fleet, state, info, *, seed=0, number=0, hparams=HPARAMS):
     train = jax.jit(fed.trainer.train, compiler_options={"xla_backend_optimization_level": 0})
     for client in info.cohort_s:
         start = state.params if isinstance(state.starts_nd, tuple) else state.starts_nd[client]
-        key = engine_lib.client_key(jax.random.key(seed), engine_lib.TRAIN, number, client)
+        key = keys.client_key(jax.random.key(seed), keys.TRAIN, number, client)
         one = jax.tree.map(lambda x, client=client: x[client], fleet.train)
         result = train(start, fed.trainer.init_optimizer(start), one, key, 4, hparams)
         models.append(np.asarray(result.params, np.float64))
@@ -227,16 +228,21 @@ def test_seeds(sampled, fleet):
     equal(first, again)
     equal(one, two)
     assert any((a.cohort_s != b.cohort_s).any() for a, b in zip(one, three, strict=True))
-    keys = {
-        tuple(np.asarray(jax.random.key_data(engine_lib.client_key(jax.random.key(s), p, r, c))))
+    drawn = {
+        tuple(np.asarray(jax.random.key_data(keys.client_key(jax.random.key(s), p, r, c))))
         for s in range(2) for p in range(4) for r in range(3) for c in range(5)
     }  # fmt: skip
-    assert len(keys) == 2 * 4 * 3 * 5
+    assert len(drawn) == 2 * 4 * 3 * 5
 
 
 def test_cohorts_are_uniform_without_replacement():
     ids = jnp.arange(6, dtype=jnp.uint32)
-    draw = jax.jit(jax.vmap(lambda r: engine_lib.sample_cohort(jax.random.key(0), r, ids, 3)))
+
+    def cohort(seed, r, size):
+        drawn = keys.client_keys(jax.random.key(seed), keys.SELECT, r, ids[: 6 if size == 3 else 4])
+        return selection.uniform((), drawn, size, None).clients_s
+
+    draw = jax.jit(jax.vmap(lambda r: cohort(0, r, 3)))
     cohorts = np.asarray(draw(jnp.arange(3000)))
     assert (np.diff(cohorts, axis=1) > 0).all()
     counts = np.bincount(cohorts.ravel(), minlength=6)
@@ -246,7 +252,7 @@ def test_cohorts_are_uniform_without_replacement():
         pairs[np.ix_(cohort, cohort)] += 1
     expected = 3000 * 3 * 2 / (6 * 5)
     assert abs(pairs[np.triu_indices(6, 1)] - expected).max() < 5 * np.sqrt(3000 * 0.2 * 0.8)
-    everyone = engine_lib.sample_cohort(jax.random.key(1), 0, ids[:4], 4)
+    everyone = cohort(1, 0, 4)
     np.testing.assert_array_equal(everyone, range(4))
 
 
@@ -371,7 +377,7 @@ def test_map_clients_is_a_map(size, chunk, devices):
     mesh = Mesh(np.array(jax.devices()[:devices]), ("clients",))
     rows = jnp.arange(2.0 * size).reshape(size, 2)
     found = jax.jit(
-        lambda x: engine_lib.map_clients(
+        lambda x: parallel.map_clients(
             lambda block, shared: {"sum": block.sum(axis=1) + shared},
             x, jnp.float32(10), mesh=mesh, chunk=chunk,
         )

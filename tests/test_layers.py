@@ -16,8 +16,8 @@ PACKAGE = Path(fedjax_hk.__file__).parent
 # From the bottom up; a part imports from itself and from parts before it only. What is not
 # listed (command line, run folder, summary) lies above all of these.
 LAYERS = (
-    "hk", "types", "data", "metrics", "tasks", "rules", "models", "classifiers",
-    "local_training", "engine",
+    "hk", "types", "data", "metrics", "tasks", "figures", "rules", "models", "classifiers",
+    "local_training", "keys", "parallel", "selection", "disturbances", "engine",
 )  # fmt: skip
 
 

@@ -34,6 +34,11 @@ def info_of(fleet, **changes) -> RoundInfo:
         "grams": None,
         "forecast_nw": forecast_nw,
         "dead_n": np.zeros(num, bool),
+        "asked_s": np.ones(4, bool),
+        "answered_s": np.ones(4, bool),
+        "attacker_s": np.zeros(4, bool),
+        "steps_s": np.array([10, 10, 10, 5], np.int32),
+        "tuned_errors": (),
         "errors": metrics.client_errors(forecast_nw, fleet.test),
     }
     errors = values["errors"]

@@ -15,16 +15,24 @@ from hypothesis import strategies as st
 from fedjax_hk import hk
 from fedjax_hk.local_training import OBJECTIVES, HParams
 from fedjax_hk.rules import CHOICES, RULES, server
+from fedjax_hk.rules.averages import AVERAGES
 from fedjax_hk.rules.opinions import OPINIONS, columns
-from fedjax_hk.rules.partitions import PARTITIONS, Settings, pair_quantiles
+from fedjax_hk.rules.partitions import PARTITIONS, Members, Settings, pair_quantiles
 from fedjax_hk.rules.server import SERVER_STEPS
 from fedjax_hk.rules.weighting import client_weights
+from fedjax_hk.selection import SELECTORS
 
-WITHIN, BETWEEN = CHOICES["within"], CHOICES["between"]
+WITHIN, BETWEEN = ("uniform", "samples"), CHOICES["between"]
 
 
 def test_rows_name_choices_that_exist():
-    tables = {"local": OBJECTIVES, "opinion": OPINIONS, "server_opt": SERVER_STEPS}
+    tables = {
+        "local": OBJECTIVES,
+        "opinion": OPINIONS,
+        "average": AVERAGES,
+        "server_opt": SERVER_STEPS,
+        "select": SELECTORS,
+    }
     for choice, table in tables.items():
         assert set(CHOICES[choice]) == set(table)
     for name, rule in RULES.items():
@@ -236,22 +244,28 @@ def test_pair_quantiles_of_one_client():
 def _compiled(name, settings):
     partition = PARTITIONS[name](Settings(**dict(settings)))
 
-    def apply(opinions, mask, keys, state, hparams):
+    def apply(opinions, mask, keys, state, hparams, clients, planted):
         gram = hk.gram_matrix(opinions, mask=mask)
-        state = partition.init(opinions) if state is None else state
-        return partition.apply(state, opinions, gram, mask, keys, hparams)
+        state = partition.init(opinions, len(planted)) if state is None else state
+        members = Members(keys, clients, planted)
+        return partition.apply(state, opinions, gram, mask, members, hparams)
 
     return jax.jit(apply, compiler_options={"xla_backend_optimization_level": 0})
 
 
-def apply(name, opinions, *, mask=None, key=0, state=None, hparams=None, **settings):
+def apply(
+    name, opinions, *, mask=None, key=0, state=None, hparams=None, clients=None, planted=None,
+    **settings,
+):  # fmt: skip
     """One application of a partition to `[S, D]` opinions."""
     opinions = jnp.asarray(opinions, jnp.float32)
     mask = np.ones(len(opinions), bool) if mask is None else np.asarray(mask)
     hparams = jax.tree.map(np.float32, hparams or HParams())
     compiled = _compiled(name, tuple(sorted(settings.items())))
     keys = jax.random.split(jax.random.key(key), len(opinions))
-    return compiled(opinions, mask, keys, state, hparams)
+    clients = np.arange(len(opinions)) if clients is None else np.asarray(clients)
+    planted = np.arange(len(opinions), dtype=np.int32) % 3 if planted is None else planted
+    return compiled(opinions, mask, keys, state, hparams, clients, planted)
 
 
 def blobs(seed=0, scale=0.1, dim=5, sizes=(4, 3, 2)):

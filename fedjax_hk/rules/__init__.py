@@ -1,8 +1,9 @@
 """The aggregation rules: each is a row of independent choices, and any choice composes.
 
 To add a rule, add a row to `RULES`; to add a choice, add it to the table of its module
-(`OBJECTIVES` in local_training.py, `OPINIONS` in opinions.py, `PARTITIONS` in partitions.py,
-`SERVER_STEPS` in server.py). Rows hold names only, so reading them does not load jax.
+(`OBJECTIVES` in local_training.py, `SELECTORS` in selection.py, `OPINIONS` in opinions.py,
+`PARTITIONS` in partitions.py, `AVERAGES` in averages.py, `SERVER_STEPS` in server.py). Rows hold
+names only, so reading them does not load jax.
 """
 
 from __future__ import annotations
@@ -16,13 +17,19 @@ class Rule(NamedTuple):
     Attributes:
       partition: who is grouped with whom.
       local: local objective.
-      within: weights of the members of a coalition, `uniform` or `samples`.
+      within: weights of the members of a coalition: `uniform`, `samples`, `distance`
+        (samples, times more the farther the model went) or `krum` (uniform over the trusted).
       between: weights of the coalitions, `equal` (eq. 16), `size` or `samples`.
       serve: what clients start from and are judged with: the `global` model, or the
         barycenter of their own `coalition`.
-      select: who takes part.
+      select: who takes part: `uniform`, `distance_decay` (fewer and fewer, farthest first),
+        or one client that holds the windows of all, `pooled`.
+      align: `units` matches the hidden units of the clients before anything compares or
+        averages their models, `none` does not.
       opinion: what the partition compares: `weights`, `update` or `centered`.
-      server_opt: what the server does with the weighted average.
+      average: what the server makes of models and weights: `mean`, `nova`, `median` or
+        `trimmed_mean`.
+      server_opt: what the server does with the average.
     """
 
     partition: str = "none"
@@ -31,10 +38,13 @@ class Rule(NamedTuple):
     between: str = "samples"
     serve: str = "global"
     select: str = "uniform"
+    align: str = "none"
     opinion: str = "weights"
+    average: str = "mean"
     server_opt: str = "mean"
 
 
+_UNIFORM = Rule(within="uniform", between="size")
 _COALITIONS = Rule(within="uniform", between="equal")  # eqs. (15) and (16) of the paper
 
 RULES: dict[str, Rule] = {
@@ -43,8 +53,26 @@ RULES: dict[str, Rule] = {
     # Li et al. 2020.
     "fedprox": Rule(local="prox"),
     # Fallah et al. 2020: the server averages uniformly.
-    "perfedavg_fo": Rule(local="perfedavg_fo", within="uniform", between="size"),
-    "perfedavg_hf": Rule(local="perfedavg_hf", within="uniform", between="size"),
+    "perfedavg_fo": _UNIFORM._replace(local="perfedavg_fo"),
+    "perfedavg_hf": _UNIFORM._replace(local="perfedavg_hf"),
+    # Karimireddy et al. 2020; --local=scaffold_start is the paper's option I.
+    "scaffold": _UNIFORM._replace(local="scaffold"),
+    # Reddi et al. 2021.
+    "fedadam": Rule(server_opt="adam"),
+    "fedyogi": Rule(server_opt="yogi"),
+    "fedadagrad": Rule(server_opt="adagrad"),
+    # Wang et al. 2020 (NeurIPS).
+    "fednova": Rule(average="nova"),
+    # Wang et al. 2020 (ICLR), at fixed width and without rounds in between (spec 3.7).
+    "fedma": Rule(align="units"),
+    # The FedCW paper, eqs. (4) to (6), (8) and (9), and its two halves.
+    "fedcw": Rule(select="distance_decay", within="distance"),
+    "fedcw_select": Rule(select="distance_decay"),
+    "fedcw_weight": Rule(within="distance"),
+    # Yin et al. 2018; Blanchard et al. 2017.
+    "median": _UNIFORM._replace(average="median"),
+    "trimmed_mean": _UNIFORM._replace(average="trimmed_mean"),
+    "multi_krum": _UNIFORM._replace(within="krum"),
     # El Hanjri et al. 2024, reconstructed (spec section 2).
     "fixed_k_euclidean": _COALITIONS._replace(partition="fixed_k_euclidean"),
     "fixed_k_cosine": _COALITIONS._replace(partition="fixed_k_cosine"),
@@ -52,16 +80,27 @@ RULES: dict[str, Rule] = {
     "hk_euclidean": _COALITIONS._replace(partition="hk_euclidean"),
     "hk_cosine": _COALITIONS._replace(partition="hk_cosine"),
     "hk_band": _COALITIONS._replace(partition="hk_band"),
+    # Tian 2022, affinity propagation; Islam et al. 2024, one shot. Each coalition has its
+    # own FedAvg.
+    "wscc": Rule(partition="affinity_propagation", serve="coalition"),
+    "fedclust": Rule(partition="agglomerative", serve="coalition"),
+    # References: the true groups (of the embedded fleet), and no borders at all.
+    "oracle": Rule(partition="planted", serve="coalition"),
+    "centralized": Rule(select="pooled"),
     # No federation: everybody is alone and keeps the own model.
     "local": _COALITIONS._replace(partition="singletons", serve="coalition"),
 }
 
 CHOICES: dict[str, tuple[str, ...]] = {
-    "local": ("plain", "prox", "perfedavg_fo", "perfedavg_hf"),
-    "within": ("uniform", "samples"),
+    "local": ("plain", "prox", "perfedavg_fo", "perfedavg_hf", "scaffold", "scaffold_start"),
+    "within": ("uniform", "samples", "distance", "krum"),
     "between": ("equal", "size", "samples"),
     "serve": ("global", "coalition"),
-    "select": ("uniform",),
+    "select": ("uniform", "distance_decay", "pooled"),
+    "align": ("none", "units"),
     "opinion": ("weights", "update", "centered"),
+    "average": ("mean", "nova", "median", "trimmed_mean"),
     "server_opt": ("mean", "sgd", "adam", "yogi", "adagrad"),
 }
+
+BLIND = ("none", "singletons", "planted")  # partitions that do not look at opinions

@@ -34,12 +34,15 @@ OPINIONS: dict[str, Callable[[Array, Array, Array], Array]] = {
 }
 
 
-def columns(leaves: Sequence[tuple[str, int]], pattern: str) -> np.ndarray | slice:
+def columns(
+    leaves: Sequence[tuple[str, int]], pattern: str, flag: str = "opinion_leaves"
+) -> np.ndarray | slice:
     """Columns of the parameters whose name matches the regular expression anywhere.
 
     Args:
       leaves: names and sizes, as in `Model.leaves`.
       pattern: empty for all.
+      flag: where the pattern comes from, for errors.
 
     Errors: ValueError if none matches (it lists the names), or for a bad expression.
     """
@@ -50,11 +53,8 @@ def columns(leaves: Sequence[tuple[str, int]], pattern: str) -> np.ndarray | sli
         picked = [bool(re.search(pattern, name)) for name, _ in leaves]
     except re.error as error:
         raise ValueError(
-            f"--opinion_leaves={pattern}: not a regular expression ({error}); "
-            f"the parameters are {names}."
+            f"--{flag}={pattern}: not a regular expression ({error}); the parameters are {names}."
         ) from None
     if not any(picked):
-        raise ValueError(
-            f"--opinion_leaves={pattern}: matches no parameter; the parameters are {names}."
-        )
+        raise ValueError(f"--{flag}={pattern}: matches no parameter; the parameters are {names}.")
     return np.flatnonzero(np.repeat(picked, [size for _, size in leaves]))

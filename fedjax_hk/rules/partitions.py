@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_hk import hk
+from fedjax_hk.rules.affinity_propagation import affinity_propagation
+from fedjax_hk.rules.agglomerative import agglomerate
 from fedjax_hk.types import Array, Params
 
 MAX_STEPS = 50  # inner steps; the paper saw at most ten, theory allows many more (spec H1)
@@ -22,6 +24,24 @@ class Settings(NamedTuple):
     state_norm: str = "none"
     use_epsilon: bool = False
     num_coalitions: int = 3
+    preference: float | None = None
+    damping: float = 0.5
+    linkage: str = "average"
+    distance_scale: str = "mean"
+
+
+class Members(NamedTuple):
+    """Who the rows of the opinions are.
+
+    Attributes:
+      keys_s: `[S]` the clients' own random numbers.
+      clients_s: `[S]` their positions in the fleet.
+      planted_n: `[N]` int32 the fleet's planted groups, -1 for an outlier; () if unknown.
+    """
+
+    keys_s: Array
+    clients_s: Array
+    planted_n: Array | tuple = ()
 
 
 class PartitionInfo(NamedTuple):
@@ -44,16 +64,18 @@ class Partition(NamedTuple):
 
     Attributes:
       kind: the dissimilarity that is compared, `cosine` (1 - cos) or `ball` (distance).
-      init: `opinions_sd -> state`.
-      apply: `(state, opinions_sd, gram_ss, mask_s, keys_s, hparams) -> (info, state)`;
-        keys_s are the clients' own.
+      init: `(opinions_sd, num_clients) -> state`.
+      apply: `(state, opinions_sd, gram_ss, mask_s, members, hparams) -> (info, state)`.
       groups: False where nothing is grouped: one coalition, or everybody alone.
+      fleet: `(state, planted_n) -> [N]` group of every client of the fleet, -1 if unknown,
+        for a partition that lasts; None for one that is made anew each round.
     """
 
     kind: str
-    init: Callable[[Array], Params]
+    init: Callable[[Array, int], Params]
     apply: Callable[..., tuple[PartitionInfo, Params]]
     groups: bool = True
+    fleet: Callable[[Params, Array], Array] | None = None
 
 
 def _settled(labels_s: Array) -> PartitionInfo:
@@ -64,27 +86,31 @@ def _settled(labels_s: Array) -> PartitionInfo:
     )
 
 
+def _stateless(opinions_sd: Array, num_clients: int) -> tuple:
+    return ()
+
+
 def _none(settings: Settings) -> Partition:
-    def apply(state, opinions_sd, gram_ss, mask_s, keys_s, hparams):
+    def apply(state, opinions_sd, gram_ss, mask_s, members, hparams):
         first = jnp.argmax(mask_s).astype(jnp.int32)
         return _settled(jnp.where(mask_s, first, -1)), state
 
-    return Partition("cosine", lambda opinions_sd: (), apply, groups=False)
+    return Partition("cosine", _stateless, apply, groups=False)
 
 
 def _singletons(settings: Settings) -> Partition:
-    def apply(state, opinions_sd, gram_ss, mask_s, keys_s, hparams):
+    def apply(state, opinions_sd, gram_ss, mask_s, members, hparams):
         ids_s = jnp.arange(mask_s.shape[0], dtype=jnp.int32)
         return _settled(jnp.where(mask_s, ids_s, -1)), state
 
-    return Partition("cosine", lambda opinions_sd: (), apply, groups=False)
+    return Partition("cosine", _stateless, apply, groups=False)
 
 
 def _hk(neighborhood: Callable[..., hk.Neighborhood]):
     """The Hegselmann-Krause interaction with one of the paper's neighborhoods."""
 
     def make(settings: Settings) -> Partition:
-        def apply(state, opinions_sd, gram_ss, mask_s, keys_s, hparams):
+        def apply(state, opinions_sd, gram_ss, mask_s, members, hparams):
             near = neighborhood(settings, hparams, gram_ss, mask_s)
             result = hk.interact_from_gram(
                 gram_ss, near, mask=mask_s, max_steps=MAX_STEPS, state_norm=settings.state_norm
@@ -100,7 +126,7 @@ def _hk(neighborhood: Callable[..., hk.Neighborhood]):
             return info, state
 
         kind = "ball" if settings.use_epsilon else "cosine"
-        return Partition(kind, lambda opinions_sd: (), apply)
+        return Partition(kind, _stateless, apply)
 
     return make
 
@@ -164,7 +190,7 @@ def _fixed_k(kind: str):
     def make(settings: Settings) -> Partition:
         num_k = settings.num_coalitions
 
-        def init(opinions_sd):
+        def init(opinions_sd, num_clients):
             zeros = jnp.zeros((num_k, opinions_sd.shape[1]), opinions_sd.dtype)
             return Centers(zeros, jnp.bool_(False))
 
@@ -175,8 +201,8 @@ def _fixed_k(kind: str):
             apart = hk.dissimilarity(hk.gram_matrix(stacked, mask=mask), kind)
             return jnp.where(mask_s[:, None], apart[: mask_s.shape[0], mask_s.shape[0] :], jnp.inf)
 
-        def apply(state, opinions_sd, gram_ss, mask_s, keys_s, hparams):
-            rank_s = jnp.where(mask_s, jax.vmap(jax.random.uniform)(keys_s), jnp.inf)
+        def apply(state, opinions_sd, gram_ss, mask_s, members, hparams):
+            rank_s = jnp.where(mask_s, jax.vmap(jax.random.uniform)(members.keys_s), jnp.inf)
             # Fewer clients than centers: the first one stands in for those that are missing.
             few_k = jnp.arange(num_k) < jnp.sum(mask_s)
             random_k = jnp.argsort(rank_s)[jnp.where(few_k, jnp.arange(num_k), 0)]
@@ -243,6 +269,102 @@ def pair_quantiles(apart_ss: Array, mask_s: Array, levels: Array) -> Array:
     return jnp.where(last >= 0, value, jnp.nan)
 
 
+def _affinity_propagation(settings: Settings) -> Partition:
+    """WSCC (Tian 2022): affinity propagation on the cosine, anew each round."""
+
+    def apply(state, opinions_sd, gram_ss, mask_s, members, hparams):
+        apart_ss = pair_dissimilarity(gram_ss, "cosine")
+        found = affinity_propagation(
+            -apart_ss,
+            mask_s,
+            jax.vmap(jax.random.uniform)(members.keys_s),
+            preference=settings.preference,
+            damping=settings.damping,
+        )
+        info = _settled(_smallest_member(found.exemplar_s))
+        return info._replace(num_steps=found.num_steps, converged=found.converged), state
+
+    return Partition("cosine", _stateless, apply)
+
+
+class Groups(NamedTuple):
+    """Coalitions that last.
+
+    Attributes:
+      group_n: `[N]` int32 place of each client's group, -1 until it has taken part.
+      centers_sd: `[S, D]` mean opinion of the first members of each group.
+      num_groups: `[]` int32, 0 until the first round.
+    """
+
+    group_n: Array
+    centers_sd: Array
+    num_groups: Array
+
+
+def _agglomerative(settings: Settings) -> Partition:
+    """FedClust (Islam et al. 2024): one shot in the first round, newcomers join the nearest.
+
+    Distances are between parameters (of the last layer, by default); coalitions closer than
+    `epsilon` merge, or than the distance that the share 1 - tau of the pairs stays below.
+    """
+
+    def init(opinions_sd, num_clients):
+        size, dim = opinions_sd.shape
+        unknown_n = jnp.full(num_clients, -1, jnp.int32)
+        return Groups(unknown_n, jnp.zeros((size, dim), opinions_sd.dtype), jnp.int32(0))
+
+    def first(state, opinions_sd, gram_ss, mask_s, clients_s, hparams):
+        apart_ss = pair_dissimilarity(gram_ss, "ball")
+        limit = hparams.epsilon
+        if not settings.use_epsilon:
+            limit = pair_quantiles(apart_ss, mask_s, 1 - hparams.tau)
+            limit = jnp.where(jnp.isnan(limit), 0, limit)
+        labels_s, _ = agglomerate(apart_ss, mask_s, limit, linkage=settings.linkage)
+        is_name_s = labels_s == jnp.arange(labels_s.shape[0])
+        place_s = jnp.cumsum(is_name_s) - 1
+        group_s = jnp.where(mask_s, place_s[labels_s], -1).astype(jnp.int32)
+        of_first_s = jnp.argsort(~is_name_s)  # names first, in order
+        centers_sd = hk.barycenters(opinions_sd, labels_s)[of_first_s]
+        return Groups(
+            state.group_n.at[clients_s].set(group_s),
+            centers_sd,
+            jnp.sum(is_name_s).astype(jnp.int32),
+        )
+
+    def later(state, opinions_sd, gram_ss, mask_s, clients_s, hparams):
+        known_s, size = state.group_n[clients_s], mask_s.shape[0]
+        stacked = jnp.concatenate([opinions_sd, state.centers_sd])
+        exists_s = jnp.arange(size) < state.num_groups
+        gram = hk.gram_matrix(stacked, mask=jnp.concatenate([mask_s, exists_s]))
+        apart_ss = hk.dissimilarity(gram, "ball")[:size, size:]
+        nearest_s = jnp.argmin(jnp.where(exists_s[None, :], apart_ss, jnp.inf), axis=1)
+        joins_s = mask_s & (known_s < 0)
+        group_s = jnp.where(joins_s, nearest_s.astype(jnp.int32), known_s)
+        return state._replace(group_n=state.group_n.at[clients_s].set(group_s))
+
+    def apply(state, opinions_sd, gram_ss, mask_s, members, hparams):
+        arguments = (state, opinions_sd, gram_ss, mask_s, members.clients_s, hparams)
+        state = jax.lax.cond(state.num_groups == 0, first, later, *arguments)
+        labels_s = jnp.where(mask_s, state.group_n[members.clients_s], -1)
+        return _settled(_smallest_member(labels_s)), state
+
+    return Partition("ball", init, apply, fleet=lambda state, planted_n: state.group_n)
+
+
+def _planted(settings: Settings) -> Partition:
+    """The groups that the embedded fleet was made with; its outliers are alone."""
+
+    def fleet(state, planted_n):
+        ids_n = jnp.arange(planted_n.shape[0], dtype=jnp.int32)
+        return jnp.where(planted_n < 0, jnp.max(planted_n) + 1 + ids_n, planted_n)
+
+    def apply(state, opinions_sd, gram_ss, mask_s, members, hparams):
+        group_s = fleet(state, members.planted_n)[members.clients_s]
+        return _settled(_smallest_member(jnp.where(mask_s, group_s, -1))), state
+
+    return Partition("cosine", _stateless, apply, fleet=fleet)
+
+
 # Whom a client listens to: `(settings, hparams, gram_ss, mask_s) -> hk.Neighborhood`.
 NEIGHBORHOODS: dict[str, Callable[..., hk.Neighborhood]] = {
     "hk_euclidean": _euclidean,
@@ -256,4 +378,7 @@ PARTITIONS: dict[str, Callable[[Settings], Partition]] = {
     **{name: _hk(neighborhood) for name, neighborhood in NEIGHBORHOODS.items()},
     "fixed_k_euclidean": _fixed_k("ball"),
     "fixed_k_cosine": _fixed_k("cosine"),
+    "affinity_propagation": _affinity_propagation,
+    "agglomerative": _agglomerative,
+    "planted": _planted,
 }
