@@ -356,13 +356,13 @@ def errors_against_naive(
     positive = both[both > 0]
     low, high = (positive.min(), positive.max()) if len(positive) else (0.1, 1.0)
     many = len(naive_n) > 300
-    for side, color, marker, label in (
+    for side, color, marker, who in (
         (~alone_n, MODEL, "o", "clients"),
         (alone_n, NAIVE, "^", "mostly alone"),
     ):
         if side.any():
             axes.scatter(naive_n[side], model_n[side], s=12 if many else 28, color=color,
-                         marker=marker, alpha=0.65, lw=0, label=label, rasterized=many)  # fmt: skip
+                         marker=marker, alpha=0.65, lw=0, label=who, rasterized=many)  # fmt: skip
     if np.isfinite(most):
         ends = most * np.array([-0.03, 1.03])
     elif high > 20 * low and len(positive) == len(both):

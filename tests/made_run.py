@@ -7,9 +7,10 @@ import functools
 
 import numpy as np
 
-from fedjax_hk import data, hk, metrics, records, run_folder, simulation, summary
+from fedjax_hk import data, hk, partition_files, records, run_folder, simulation, summary
 from fedjax_hk.config import Config
 from fedjax_hk.engine import RoundInfo, Traffic
+from fedjax_hk.tasks import TASKS
 
 CLIENTS = 8
 HOSTILE = "<script>alert(1)</script>&\"'$x^2$"
@@ -18,6 +19,26 @@ HOSTILE = "<script>alert(1)</script>&\"'$x^2$"
 @functools.cache
 def fleet_of(num: int = CLIENTS):
     return data.build_fleet(data.synthetic_fleet(num, 75))
+
+
+@functools.cache
+def classes_of(num: int = CLIENTS):
+    """A fleet of four classes, in other shares at every client."""
+    rng = np.random.default_rng(0)
+    labels, test = rng.integers(0, 4, 40 * num), rng.integers(0, 4, 20 * num)
+    samples = data.Labelled(
+        labels[:, None].astype(np.float32), labels, test[:, None].astype(np.float32), test,
+        ("cat", HOSTILE, "dog", "owl"), "made-up classes", "0" * 64,
+    )  # fmt: skip
+    return data.split_samples(samples, data.Split(num_clients=num, alpha=0.5, min_samples=3))
+
+
+def outputs_of(fleet, noise: float, rng) -> np.ndarray:
+    """The targets with noise: forecasts, or logits of the classes."""
+    targets = fleet.test.targets
+    if fleet.classes:
+        targets = 1.0 * (targets[..., None] == np.arange(len(fleet.classes)))
+    return (targets + noise * rng.standard_normal(targets.shape)).astype(np.float32)
 
 
 def opinions_of(num: int, seed: int = 0) -> np.ndarray:
@@ -34,7 +55,7 @@ def make_run(
     """Writes a run folder as a run does.
 
     Args:
-      error: standard deviation of the (scaled) forecasts from the readings.
+      error: standard deviation of the outputs from the (scaled) readings or the classes.
       finish: False for a run that was stopped after its last round.
       masked: places that do not take part in the last round.
       changes: entries of the rounds' `RoundInfo`.
@@ -51,6 +72,8 @@ def make_run(
             import pandas as pd
 
             folder.write_table("excluded", pd.DataFrame(fleet.excluded))
+        if fleet.owners is not None:
+            partition_files.write(folder, fleet)
         for number in range(1, rounds + 1):
             opinions = opinions_of(num, seed + number).astype(np.float32)
             present = np.ones(num, bool)
@@ -63,8 +86,7 @@ def make_run(
             if rule.partition == "singletons":
                 labels = np.arange(num)
             labels[~present] = -1
-            noise = error * rng.standard_normal(fleet.test.targets.shape) / number
-            forecast = (fleet.test.targets + noise).astype(np.float32)
+            outputs = outputs_of(fleet, error / number, rng)
             limit = 0.5 if rule.partition.startswith("hk") else np.nan
             values = {name: np.float32(0.5) for name in RoundInfo._fields} | {
                 "cohort_s": np.arange(num), "present_s": present, "finite_s": present,
@@ -72,11 +94,11 @@ def make_run(
                 "loss_s": np.ones(num), "num_coalitions": len(set(labels[present])),
                 "num_steps": np.int32(2), "converged": np.bool_(True), "limit": np.float32(limit),
                 "changes_nothing": np.bool_(False), "affinity_q": np.linspace(0, 1, 5),
-                "grams": grams, "forecast_nw": forecast, "dead_n": np.zeros(num, bool),
+                "grams": grams, "forecast_nw": outputs, "dead_n": np.zeros(num, bool),
                 "asked_s": np.ones(num, bool), "answered_s": present,
                 "attacker_s": np.zeros(num, bool), "steps_s": np.full(num, 10),
                 "tuned_errors": (),
-                "errors": metrics.client_errors(forecast, fleet.test),
+                "errors": TASKS[fleet.task].errors(outputs, fleet.test),
             }  # fmt: skip
             values["errors"] = type(values["errors"])(*map(np.asarray, values["errors"]))
             info = RoundInfo(**values | changes)

@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
-from made_run import HOSTILE, fleet_of, make_run
+from made_run import HOSTILE, classes_of, fleet_of, make_run
 
 from fedjax_hk import compare, metrics, plots
 from fedjax_hk.config import Config
@@ -131,3 +131,30 @@ def test_refuses_what_cannot_be_compared(runs, tmp_path, capsys):
     (tmp_path / "file").write_text("")
     code = compare.main(["compare", *map(str, runs[:2]), f"--output={tmp_path / 'file'}"])
     assert code == 2 and "--output=" in capsys.readouterr().err
+
+
+def test_classes_of_samples(tmp_path):
+    """More is better, and samples that were dealt out otherwise cannot be compared."""
+    flags = {"task": "digits", "rounds": 2}
+    good = make_run(tmp_path / "good", Config(**flags), fleet=classes_of(), error=0.2)
+    bad = make_run(tmp_path / "bad", Config(agg="fedavg", **flags), fleet=classes_of(), error=3.0)
+    methods = compare.load_methods([good, bad])
+    (line,) = compare.sentences(methods)
+    assert "points of accuracy more than fedavg" in line
+    tables = [pd.read_csv(path / "clients.csv")["accuracy"] for path in (good, bad)]
+    better = (tables[0] > tables[1]).sum()
+    assert better > 4 and f"better for {better} of 8 clients" in line
+    said = compare.write_comparison([good, bad], tmp_path / "out")
+    assert "accuracy %" in said and "MAE" not in said and "forecast" not in said
+    table = pd.read_csv(tmp_path / "out" / "compare.csv").set_index("method")
+    assert table.loc["hk_cosine", "accuracy"] == pytest.approx(100 * tables[0].mean())
+    assert {"accuracy_std_clients", "balanced_accuracy", "loss"} <= set(table.columns)
+    page = (tmp_path / "out" / "compare.html").read_text()
+    assert "Right of the dashed line is better" in page
+    dealt = classes_of()._replace(owners=(np.zeros(1, int), np.zeros(1, int)))
+    dealt = make_run(tmp_path / "dealt", Config(agg="fedavg", **flags), fleet=dealt, finish=False)
+    first, other = compare.load(good), compare.load(dealt)
+    with pytest.raises(compare.CompareError, match="dealt out otherwise, as by another --seed"):
+        compare._check_same(first, other)
+    with pytest.raises(compare.CompareError, match="other tasks"):
+        compare._check_same(first, compare.load(make_run(tmp_path / "meters", FEDAVG)))

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
+from made_run import classes_of, make_run
 
 from fedjax_hk import data, models, run_folder, simulation
 from fedjax_hk import forecast as forecast_lib
@@ -97,6 +98,14 @@ def test_folders_that_cannot_forecast(ran, tmp_path):
         pytest.raises(RunFolderError, match=r"process .* is running"),
     ):
         forecast_lib.forecast(path, table, MODEL)
+
+
+def test_runs_of_another_task_are_refused(tmp_path, capsys):
+    path = make_run(tmp_path / "run", Config(task="digits", rounds=2), fleet=classes_of())
+    with pytest.raises(RunFolderError, match="it is a run of --task=digits, which has no readings"):
+        forecast_lib.forecast(path, synthetic_fleet(CLIENTS, DAYS))
+    assert forecast_lib.main(["forecast", f"--run={path}"]) == 2
+    assert "give a run of --task=forecast" in capsys.readouterr().err
 
 
 def test_the_command(ran, monkeypatch, tmp_path, capsys):

@@ -11,7 +11,7 @@ import xml.etree.ElementTree as ElementTree
 import numpy as np
 import pandas as pd
 import pytest
-from made_run import CLIENTS, HOSTILE, fleet_of, make_run
+from made_run import CLIENTS, HOSTILE, classes_of, fleet_of, make_run
 
 from fedjax_hk import gallery, page, plots, report, run_tables, views
 from fedjax_hk.config import Config
@@ -170,6 +170,46 @@ def test_forecasts_that_are_not_finite(tmp_path):
     assert "No client's errors are finite" in text and "not finite, left out" in text
     assert list(gallery._over_rounds(run)) == [] and list(gallery._errors(run)) == []
     assert list(gallery._forecasts(run)) == []
+
+
+def test_classes_of_samples(tmp_path):
+    """A run without readings has no word and no picture of forecasts."""
+    config = Config(task="digits", opinion="update", tau=0.5, rounds=2)
+    run, text = quick(tmp_path / "run", config=config, fleet=classes_of(), error=0.6)
+    for wrong in ("forecast", "MAE", "reading", "liters", " nan"):
+        assert wrong not in text.replace("--task=forecast", "").split("Settings")[0]
+    assert "judged on their own test samples" in text and "Accuracy by round" in text
+    assert "guess without a model" in text and "points of accuracy" in text
+    assert "number of samples" in text and "share of the commonest class" in text
+    drawn = [gallery._partition(run), *gallery._over_rounds(run), *gallery._errors(run)]
+    assert [one.name for one in drawn] == [
+        "partition", "accuracy_per_round", "error_per_round", "errors_against_naive",
+    ]  # fmt: skip
+    assert run.forecasts is None and not (run.path / "forecasts.csv").exists()
+    shares = run.clients[["majority_class_accuracy", "accuracy"]].to_numpy()
+    points = np.concatenate([one.get_offsets() for one in drawn[3].figure.axes[0].collections])
+    np.testing.assert_allclose(np.sort(points, axis=0), np.sort(100 * shares, axis=0))
+    assert drawn[3].figure.axes[0].get_xlabel().startswith("accuracy %: the client's commonest")
+    better = (shares[:, 1] > shares[:, 0]).sum()
+    assert f"better for {better} of {CLIENTS} clients" in text
+    assert "above the dashed line" in drawn[3].caption
+
+
+def test_predictions_name_samples_and_classes(tmp_path):
+    fleet = classes_of()
+    path = make_run(tmp_path / "run", Config(task="digits", rounds=1), fleet=fleet, rounds=1)
+    text = ["client", "actual", "predicted", "majority_class"]
+    table = RunFolder(path, None).read_table("predictions", text)
+    assert len(table) == fleet.test.mask.sum() == len(set(table["sample"]))
+    owners = [fleet.client_ids[c] for c in fleet.owners[1][table["sample"]]]
+    assert table["client"].tolist() == owners
+    clients = RunFolder(path, None).read_table("clients", ["client"]).set_index("client")
+    right = (table["actual"] == table["predicted"]).groupby(table["client"]).mean()
+    pd.testing.assert_series_equal(right, clients["accuracy"], check_names=False)
+    right = (table["actual"] == table["majority_class"]).groupby(table["client"]).mean()
+    expected = clients["majority_class_accuracy"]
+    pd.testing.assert_series_equal(right, expected, check_names=False, rtol=1e-6)
+    assert table["probability"].between(0.25, 1).all()
 
 
 def test_nobody_isolated(tmp_path):

@@ -121,7 +121,7 @@ CLASSIFICATION = Task(
     outputs_table=prediction_table,
     traits_of=_traits,
     traits=(
-        Trait("train_samples", "number of training samples", lambda value, unit: f"{value:.4g}"),
+        Trait("train_samples", "number of samples", lambda value, unit: f"{value:.4g}"),
         Trait(
             "commonest_share",
             "share of the commonest class",
