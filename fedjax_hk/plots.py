@@ -364,7 +364,7 @@ def errors_against_naive(
     axes.plot(ends, ends, color=INK, lw=1, dashes=(4, 2), label="equal")
     axes.set(xlim=ends, ylim=ends, aspect="equal", xlabel=f"MAE {plain(unit)}: {name}",
              ylabel=f"MAE {plain(unit)}: model")  # fmt: skip
-    axes.legend(loc="upper left")
+    axes.legend(loc="lower right")
     return figure
 
 
