@@ -376,7 +376,7 @@ def errors_against_naive(
     axes.plot(ends, ends, color=INK, lw=1, dashes=(4, 2), label="equal")
     axes.set(xlim=ends, ylim=ends, aspect="equal", xlabel=f"{plain(label)}: {name}",
              ylabel=f"{plain(label)}: model")  # fmt: skip
-    axes.legend(loc="upper left")
+    _legend_below(axes, 3)  # inside it would hide clients, of one task or the other
     return figure
 
 

@@ -248,8 +248,8 @@ def test_cohorts_are_uniform_without_replacement():
     counts = np.bincount(cohorts.ravel(), minlength=6)
     assert abs(counts - 1500).max() < 5 * np.sqrt(3000 * 0.25)
     pairs = np.zeros((6, 6))
-    for cohort in cohorts:
-        pairs[np.ix_(cohort, cohort)] += 1
+    for drawn in cohorts:
+        pairs[np.ix_(drawn, drawn)] += 1
     expected = 3000 * 3 * 2 / (6 * 5)
     assert abs(pairs[np.triu_indices(6, 1)] - expected).max() < 5 * np.sqrt(3000 * 0.2 * 0.8)
     everyone = cohort(1, 0, 4)

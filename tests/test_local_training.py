@@ -26,6 +26,7 @@ from fedjax_hk.types import Samples
 QUICK = {"xla_backend_optimization_level": 0}  # for programs that run once
 BATCH, EPOCHS, WIDTH = 4, 3, 13
 START = np.array([0.2, -0.7], np.float32)  # offset, slope
+CORRECTION = np.array([0.3, -0.2], np.float32)  # of SCAFFOLD, added to every gradient
 SIZES = (0, 1, BATCH - 1, BATCH, BATCH + 1, 3 * BATCH + 1)
 HPARAMS = HParams(learning_rate=0.05, mu=0.5, alpha=0.1, quantile=0.8)
 
@@ -55,14 +56,15 @@ def shuffled_batches(samples, key):
     return epochs
 
 
-def train(trainer, samples, *, key=0, num_batches=None, hparams=HPARAMS, start=START):
+def train(
+    trainer, samples, *, key=0, num_batches=None, hparams=HPARAMS, start=START, correction=0.0
+):
     trainer, step = trainer
     if num_batches is None:
         num_batches = -(-int(samples.mask.sum()) // BATCH)
     state = trainer.init_optimizer(jnp.asarray(start))
-    return step(
-        start, state, samples, jax.random.key(key), np.int32(num_batches), as_arrays(hparams)
-    )
+    numbers = np.int32(num_batches), as_arrays(hparams), np.float32(1), np.float32(correction)
+    return step(start, state, samples, jax.random.key(key), *numbers)
 
 
 def descent(objective, loss, start):
@@ -77,6 +79,9 @@ def descent(objective, loss, start):
         if objective == "prox":
             value, slope = grad(params, batches[0])
             return value, slope + HPARAMS.mu * (params - start)
+        if objective.startswith("scaffold"):
+            value, slope = grad(params, batches[0])
+            return value, slope + CORRECTION
         adapted = params - HPARAMS.alpha * grad(params, batches[0])[1]
         value, outer = grad(adapted, batches[1])
         if objective == "perfedavg_hf":
@@ -91,7 +96,8 @@ def test_equals_a_loop_over_shuffled_batches(objective, samples, tiny_model):
     trainer = line_trainer(tiny_model("line"), objective=objective)
     for size in SIZES:
         client = one_client(samples, size)
-        result = train(trainer, client, key=size)
+        corrected = objective.startswith("scaffold")
+        result = train(trainer, client, key=size, correction=CORRECTION * corrected)
         params, loss, steps = reference.adam_steps(
             START,
             shuffled_batches(client, jax.random.key(size)),

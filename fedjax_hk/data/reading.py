@@ -125,10 +125,10 @@ def _read(files, data_format, clients, unit, resample, timezone) -> Table:
     order = {client: i for i, client in enumerate(table.client_ids)}
     table = _in_order(table, [order[client] for client in wanted if client in order])
     table = reshape.without_twins(table)
-    step = (table.times[1] - table.times[0]).astype(object)  # a timedelta, which prints in words
+    first, last = np.datetime_as_string(table.times[[0, -1]], unit="auto")
     described = (
-        f"{shown}: {len(table.times)} steps of {step} from {table.times[0]} to "
-        f"{table.times[-1]}, {len(table.client_ids)} of {len(every_id)} clients"
+        f"{shown}: {len(table.times)} steps of {_in_words(table.times[1] - table.times[0])} from "
+        f"{first} to {last}, {len(table.client_ids)} of {len(every_id)} clients"
     )
     digests = [file.digest for file in files]
     joint = hashlib.sha256("\n".join(digests).encode()).hexdigest()
@@ -188,3 +188,12 @@ def _is_daiad(file: File, data_format: str) -> bool:
     lines = start.split(b"\n")[:3]
     # Bytes that are no text are named when the whole file is read.
     return daiad.looks_like([line.decode("utf-8", "replace").lstrip("\ufeff") for line in lines])
+
+
+def _in_words(step: np.timedelta64) -> str:
+    """A step as "1 day" or "30 minutes"."""
+    seconds = int(step / np.timedelta64(1, "s"))
+    sizes = {"day": 86400, "hour": 3600, "minute": 60, "second": 1}
+    unit = next(unit for unit, size in sizes.items() if seconds % size == 0)
+    many = seconds // sizes[unit]
+    return f"{many} {unit}{'s' if many > 1 else ''}"
