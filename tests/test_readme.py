@@ -42,7 +42,7 @@ def test_flags_that_documents_name_exist():
 
     known = set(define_flags()) | {"flagfile", "json", "rows", "repeats", "run"}
     # Command line options of other programs that the documents call.
-    known |= {"no-deps", "durations", "run"}
+    known |= {"no-deps", "durations", "run", "raw"}
     presets = [path.read_text() for path in (ROOT / "experiments/presets").glob("*.flags")]
     for text in [README, (ROOT / "BUILD_NOTES.md").read_text(), *presets]:
         for name in re.findall(r"(?<![\w-])--([a-z_]+)", text):
