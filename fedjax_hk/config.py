@@ -297,6 +297,12 @@ class Config:
         return RULES[self.agg]._replace(**given)
 
 
+def from_stored(flags: dict[str, Any]) -> Config:
+    """Settings as a run folder keeps them; flags of another version are left out."""
+    names = {item.name for item in dataclasses.fields(Config)}
+    return Config(**{name: value for name, value in flags.items() if name in names})
+
+
 DEFAULTS: dict[str, float] = {
     "tau": 0.9,
     "epsilon": 1.0,

@@ -22,7 +22,7 @@ from fedjax_hk.disturbances import attacked, attackers, drops, work_shares
 from fedjax_hk.keys import FINETUNE, NOISE, PARTITION, SELECT, TRAIN, client_keys
 from fedjax_hk.local_training import HParams, LocalResult, Trainer
 from fedjax_hk.models import Model
-from fedjax_hk.parallel import default_chunk, map_clients, place, repeat, rows, where_rows
+from fedjax_hk.parallel import default_chunk, map_clients, repeat, rows, where_rows
 from fedjax_hk.rules import Rule
 from fedjax_hk.rules.alignment import aligned, hidden_units
 from fedjax_hk.rules.averages import AVERAGES
@@ -46,8 +46,6 @@ from fedjax_hk.rules.weighting import (
 from fedjax_hk.selection import SELECTORS, Cohort, Distances, no_distances, observed
 from fedjax_hk.tasks import TASKS, Task
 from fedjax_hk.types import Array, Params, Samples
-
-__all__ = ["Engine", "FleetArrays", "RoundInfo", "ServerState", "make_engine", "place"]
 
 AFFINITY_LEVELS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
@@ -639,7 +637,7 @@ def compile_round(
     """The round, compiled ahead of time: it cannot compile again.
 
     The returned function takes `(state, fleet, round_number, run_key, hparams)` with arrays
-    placed by `place`.
+    placed by `parallel.place`.
     """
     everywhere = NamedSharding(engine.mesh, P())
     jitted = jax.jit(engine.round, in_shardings=everywhere, out_shardings=everywhere)

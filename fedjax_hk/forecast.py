@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from absl import flags
 
-from fedjax_hk.config import Config, ConfigError
+from fedjax_hk.config import Config, ConfigError, from_stored
 from fedjax_hk.data import DataError, Table, next_windows
 from fedjax_hk.data.scaling import fit_scaler
 from fedjax_hk.run_folder import RunFolder, RunFolderError, open_existing
@@ -71,20 +71,13 @@ def forecast(
     return found.loc[usable, columns].reset_index(drop=True), without
 
 
-def stored_config(folder: RunFolder) -> Config:
-    """The settings of a run; flags of another version are left out."""
-    stored = folder.read_config().get("flags", {})
-    names = {item.name for item in dataclasses.fields(Config)}
-    return Config(**{name: value for name, value in stored.items() if name in names})
-
-
 def _forecaster(folder: RunFolder) -> Config:
-    """`stored_config` of a run of forecasts.
+    """The settings of a run of forecasts.
 
     Raises:
       RunFolderError: the run is of another task.
     """
-    config = stored_config(folder)
+    config = from_stored(folder.read_config().get("flags", {}))
     if config.task != "forecast":
         raise RunFolderError(
             f"--run={folder.path}: it is a run of --task={config.task}, which has no readings to "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import pathlib
 import zipfile
@@ -11,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from fedjax_hk.config import Config
+from fedjax_hk.config import Config, from_stored
 from fedjax_hk.records import TEXT_COLUMNS
 from fedjax_hk.run_folder import RunFolder, RunFolderError
 from fedjax_hk.summary import task_of
@@ -77,8 +76,7 @@ def load(path: str | os.PathLike) -> RunTables:
     coalitions = folder.read_table("coalitions", ["client", "coalition", "status"])
     opinions = read_opinions(path)
     flags = stored.get("flags", {})
-    known = {item.name for item in dataclasses.fields(Config)}
-    config = Config(**{name: value for name, value in flags.items() if name in known})
+    config = from_stored(flags)
     if opinions is None:  # stopped, or by a version that did not keep them
         ended = last >= config.rounds and (path / "clients.csv").is_file()
     else:

@@ -14,7 +14,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedjax_hk import engine as engine_lib
-from fedjax_hk import local_training, models
+from fedjax_hk import local_training, models, parallel
 from fedjax_hk.local_training import HParams
 from fedjax_hk.rules import RULES
 from fedjax_hk.rules.partitions import Settings
@@ -92,7 +92,7 @@ class Federation(NamedTuple):
 
     def place(self, tree):
         """Where a round leaves its results, so that the next one is the same program."""
-        return engine_lib.place(tree, self.engine.mesh)
+        return parallel.place(tree, self.engine.mesh)
 
     def run(self, fleet, *, rounds=1, seed=0, hparams=None, state=None, first=0):
         """Returns the last state, and the rounds' infos as NumPy."""

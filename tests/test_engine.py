@@ -391,11 +391,11 @@ def test_map_clients_is_a_map(size, chunk, devices):
 def test_compiled_round(federation, fleet):
     """Compiled once, ahead of time; nothing of a round is fetched to the host."""
     fed = federation("hk_cosine")
-    few, key, hparams, start = engine_lib.place(
+    few, key, hparams, start = parallel.place(
         (fleet(), jax.random.key(0), HPARAMS, fed.start()), fed.engine.mesh
     )
     compiled = engine_lib.compile_round(fed.engine, start, few, key, hparams)
-    state, numbers = start, engine_lib.place(list(np.arange(3, dtype=np.int32)), fed.engine.mesh)
+    state, numbers = start, parallel.place(list(np.arange(3, dtype=np.int32)), fed.engine.mesh)
     with jax.transfer_guard_device_to_host("disallow"), jax.log_compiles(False):
         for number in numbers:
             state, info = compiled(state, few, number, key, hparams)
@@ -403,7 +403,7 @@ def test_compiled_round(federation, fleet):
     np.testing.assert_allclose(state.params, jitted.params, rtol=1e-5)
     np.testing.assert_array_equal(info.labels_s, infos[-1].labels_s)
     # Another shape is an error, not another compilation.
-    wide = engine_lib.place(fleet(width=20), fed.engine.mesh)
+    wide = parallel.place(fleet(width=20), fed.engine.mesh)
     with pytest.raises(TypeError):
         compiled(state, wide, numbers[0], key, hparams)
 

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedjax_hk import data, hk, models, run_folder, simulation
+from fedjax_hk import data, hk, models, parallel, run_folder, simulation
 from fedjax_hk import main as main_lib
 from fedjax_hk.config import Config
 from fedjax_hk.data import synthetic_fleet
@@ -69,7 +69,7 @@ def prepared_with(**changes) -> simulation.Prepared:
     base = prepared_for(dataclasses.replace(config, seed=0, rounds=ROUNDS, learning_rate=0.01))
     if seed:
         base = simulation.reseed(base, seed)
-    hparams = simulation.engine_lib.place(numbers, base.engine.mesh)
+    hparams = parallel.place(numbers, base.engine.mesh)
     return base._replace(config=config, hparams=hparams)
 
 
@@ -511,7 +511,7 @@ def test_coalition_map_equals_plain_calls():
 def on_fleet(prepared, fleet):
     """The same compiled round on other data of the same shape."""
     arrays = prepared.arrays._replace(train=fleet.train, test=fleet.test)
-    arrays = simulation.engine_lib.place(arrays, prepared.engine.mesh)
+    arrays = parallel.place(arrays, prepared.engine.mesh)
     return prepared._replace(arrays=arrays, fleet=fleet)
 
 
@@ -602,7 +602,7 @@ def test_clients_that_consume_nothing_are_counted(tmp_path):
 def test_dead_clients_are_counted_and_said(ran, tmp_path):
     assert "dead" not in ran.said
     prepared = prepared_with()
-    nothing = simulation.engine_lib.place(
+    nothing = parallel.place(
         (jnp.zeros(13), prepared.hparams._replace(learning_rate=0.0)), prepared.engine.mesh
     )
     prepared = prepared._replace(
