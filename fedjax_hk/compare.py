@@ -106,6 +106,8 @@ def _check_same(first: RunTables, other: RunTables) -> None:
     if list(first.clients["client"]) != list(other.clients["client"]):
         odd = sorted(names[0] ^ names[1])[:3] or ["another order"]
         refuse("other clients", len(names[0]), f"{len(names[1])}; {', '.join(odd)}")
+    if first.config.judge != other.config.judge:
+        refuse("other parts to be judged on (--judge)", first.config.judge, other.config.judge)
     if first.config.horizon != other.config.horizon:
         refuse("other horizons", first.config.horizon, other.config.horizon)
     samples = first.task.samples

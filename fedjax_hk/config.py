@@ -27,6 +27,7 @@ LOSSES_OF = {  # the first one is the default
 }
 LOSS_NAMES = tuple(name for names in LOSSES_OF.values() for name in names)
 MODELS = ("mlp", "cnn", "cnn_large")
+JUDGES = ("test", "validation")
 SPLITS = ("dirichlet", "shards", "iid", "quantity")
 ACTIVATIONS = ("relu", "softplus", "linear")
 STATE_NORMS = ("none", "init", "every_step")
@@ -280,6 +281,13 @@ class Config:
 
     # The run
     seed: int = _flag(0, "Run", "seed of everything that is random")
+    judge: str = _flag(
+        "test",
+        "Run",
+        "what models are judged on. validation puts the test part away and splits the training "
+        "part in its place: choose settings by that, never by the test part",
+        JUDGES,
+    )
     output: str = _flag("", "Run", "run folder; empty makes a new one below runs/")
     tensorboard: bool = _flag(
         False, "Run", "write TensorBoard event files too (pip install 'fedjax-hk[tensorboard]')"

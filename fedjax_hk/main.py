@@ -187,10 +187,15 @@ def load_fleet(config: Config):
     from fedjax_hk import data
 
     if config.task != "forecast":
-        return data.split_samples(_load_samples(config), _split_of(config))
+        samples = _load_samples(config)
+        if config.judge == "validation":
+            samples = data.without_test_samples(samples)
+        return data.split_samples(samples, _split_of(config))
     table = load_table(config)
     if config.data:
         table = data.choose_clients(table, config.active_factor, config.min_days)
+    if config.judge == "validation":
+        table = data.without_test_span(table)
     return data.build_fleet(
         table,
         lookback=config.lookback,

@@ -16,6 +16,7 @@ from absl import flags
 from fedjax_hk import isolated, page, plots, summary
 from fedjax_hk.config import Config
 from fedjax_hk.gallery import pictures
+from fedjax_hk.rule_words import rule_in_words
 from fedjax_hk.rules import BLIND
 from fedjax_hk.run_folder import RunFolder, RunFolderError
 from fedjax_hk.run_tables import RunTables, load
@@ -103,7 +104,7 @@ def _what_was_run(run: RunTables) -> list[str]:
     )
     return [
         page.heading("What was run"),
-        page.paragraphs([source, held + " " + cohort, *summary.rule_in_words(run.config)]),
+        page.paragraphs([source, held + " " + cohort, *rule_in_words(run.config)]),
     ]
 
 
@@ -126,7 +127,7 @@ def _errors(run: RunTables) -> list[str]:
 def _coalitions(run: RunTables) -> list[str]:
     sentences = summary.coalition_sentences(run.config, run.rounds)
     if not sentences:
-        return [page.heading("Coalitions"), page.paragraphs(summary.rule_in_words(run.config)[:1])]
+        return [page.heading("Coalitions"), page.paragraphs(rule_in_words(run.config)[:1])]
     last = run.coalitions[run.coalitions["round"] == run.rounds["round"].iloc[-1]]
     last = last[last["status"] == "took part"]
     groups = sorted(last.groupby("coalition")["client"].agg(list), key=len, reverse=True)

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedjax_hk import config as config_lib
 from fedjax_hk import isolated, metrics
 from fedjax_hk.config import TASK_OF, Config
 from fedjax_hk.records import AFFINITY_NAMES
@@ -50,43 +49,6 @@ def round_line(row: dict[str, Any], unit: str, task: Task) -> str:
     if row["clients"] < row["sampled_clients"]:
         line += f"  left out: {row['left_out']}"
     return line
-
-
-def rule_in_words(config: Config) -> list[str]:
-    """What the run's rule does, in sentences."""
-    rule, tau = config.rule(), config_lib.value_of(config, "tau")
-    what = {
-        "weights": "the weights of their trained models",
-        "update": "what they learned in the round",
-        "centered": "their weights minus the mean",
-    }[rule.opinion]
-    near = f"their cosine is at least {tau:g}"
-    if config.epsilon is not None:
-        near = f"they are at most {config.epsilon:g} apart"
-    elif config.tau_mode == "quantile":
-        near = f"they are among the closest {100 * (1 - tau):.3g} % of the pairs"
-    elif rule.partition == "hk_euclidean":
-        near = f"they are within tau = {tau:g} ({config.euclid_tau}) on unit vectors"
-    if rule.partition == "hk_band":
-        bounds = (config_lib.value_of(config, name) for name in ("eps_lower", "eps_upper"))
-        kind = "affinity quantile" if config.tau_mode == "quantile" else "cosine"
-        near = "their {} is from {:g} to {:g}".format(kind, *bounds)
-    num_k = config_lib.value_of(config, "num_coalitions")
-    served = "the model of its own coalition"
-    if rule.partition == "none":
-        first = "No coalitions: one model is the average of all clients of a round."
-    elif rule.partition == "singletons":
-        first, served = "No federation: every client trains alone.", "its own model"
-    elif rule.partition.startswith("hk"):
-        first = (
-            f"Clients compare {what} and listen to each other if {near}; who ends up at one "
-            "opinion is a coalition."
-        )
-    else:
-        first = f"Clients are grouped around {num_k:g} centers by {what}."
-    if rule.serve == "global":
-        served = "the one global model"
-    return [first, f"Each client is served and judged with {served}."]
 
 
 def partition_counts(config: Config) -> bool:

@@ -119,6 +119,8 @@ def test_refuses_what_cannot_be_compared(runs, tmp_path, capsys):
     assert "have other clients (8 and 8; " in refused(one, runs[0])
     other = make_run(tmp_path / "horizon", Config(agg="local", horizon=2, rounds=2))
     assert "have other horizons (1 and 2)" in refused(one, other)
+    other = make_run(tmp_path / "judge", Config(agg="local", judge="validation", rounds=2))
+    assert "have other parts to be judged on (--judge) (test and validation)" in refused(one, other)
     mask = fleet.test.mask.copy()
     mask[0, 0] = False
     fewer = fleet._replace(test=fleet.test._replace(mask=mask))

@@ -298,3 +298,35 @@ def test_leaf_without_a_folder():
 def test_classes_of_one_client_are_counted(leaf):
     fleet = data.split_samples(data.read_leaf(str(leaf)), Split())
     np.testing.assert_array_equal(labelled.label_counts(fleet.train, 3), [[2, 1, 1], [0, 1, 0]])
+
+
+# A validation part
+
+
+def rows_of(fleet, part):
+    samples = getattr(fleet, part)
+    return sorted(bytes(one) for one in samples.inputs[samples.mask].reshape(-1, 20))
+
+
+def test_without_test_samples_a_fifth_of_the_others_is_judged(saved):
+    whole = data.read_npz(saved())
+    found = data.without_test_samples(whole)
+    assert [len(found.y_train), len(found.y_test)] == [48, 12]
+    assert np.bincount(found.y_test).tolist() == [4, 4, 4]
+    fleet = data.split_samples(found, Split("iid", num_clients=3, min_samples=1))
+    every = data.split_samples(whole, Split("iid", num_clients=3, min_samples=1))
+    assert sorted(rows_of(fleet, "train") + rows_of(fleet, "test")) == rows_of(every, "train")
+    assert "test samples put away" in fleet.source
+    again = data.split_samples(data.without_test_samples(whole), Split("iid", 3, min_samples=1))
+    np.testing.assert_array_equal(again.test.inputs, fleet.test.inputs)
+
+
+def test_without_test_samples_clients_keep_their_own(leaf):
+    whole = data.read_leaf(str(leaf))
+    found = data.without_test_samples(whole)
+    assert found.client_ids == whole.client_ids
+    num = np.bincount(whole.owners[0])
+    np.testing.assert_array_equal(np.bincount(found.owners[0]) + np.bincount(
+        found.owners[1], minlength=len(num)), num)  # fmt: skip
+    fleet = data.split_samples(found, Split())
+    assert fleet.test.mask.sum() == len(found.y_test) > 0

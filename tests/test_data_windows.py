@@ -10,7 +10,14 @@ import reference_data as reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_hk.data import DataError, Table, build_fleet, next_windows, synthetic_fleet
+from fedjax_hk.data import (
+    DataError,
+    Table,
+    build_fleet,
+    next_windows,
+    synthetic_fleet,
+    without_test_span,
+)
 from fedjax_hk.data.scaling import SCALERS
 from fedjax_hk.data.windows import GAPS
 from fedjax_hk.types import Excluded
@@ -494,3 +501,31 @@ def test_scaling_of_the_fleet_is_that_of_its_windows():
     fleet = build_fleet(table, lookback=5)
     np.testing.assert_array_equal(fleet.train.shift[:, 0], np.float32(fleet.shift_n))
     np.testing.assert_array_equal(fleet.train.scale[:, 0], np.float32(fleet.scale_n))
+
+
+# A validation part
+
+
+def test_without_the_test_span_nothing_of_it_is_left():
+    table = messy_table(3)._replace(filled_tn=messy_table(3).values_tn)
+    whole, kept = build_fleet(table), without_test_span(table)
+    fleet = build_fleet(kept)
+    for row, client in enumerate(fleet.client_ids):
+        place = whole.client_ids.index(client)
+        first_test = np.nanmin(whole.test_times[place])
+        assert fleet.test_times[row][fleet.test.mask[row]].max() < first_test
+        column = table.client_ids.index(client)
+        known = np.isfinite(kept.values_tn[:, column])
+        np.testing.assert_array_equal(kept.values_tn[known, column], table.values_tn[known, column])
+        np.testing.assert_array_equal(np.isfinite(kept.filled_tn[:, column]), known)
+        span = np.flatnonzero(np.isfinite(table.values_tn[:, column]))
+        steps = span[-1] - span[0] + 1
+        assert np.flatnonzero(known)[-1] < span[0] + math.floor(0.8 * steps + 1e-9)
+    # Whatever the test span holds, the validation fleet is the same to the bit.
+    other = table.values_tn.copy()
+    other[np.isfinite(other) & ~np.isfinite(kept.values_tn)] = 1e6
+    again = build_fleet(without_test_span(table._replace(values_tn=other)))
+    for part in ("train", "test"):
+        for one, two in zip(getattr(fleet, part), getattr(again, part), strict=True):
+            np.testing.assert_array_equal(one, two)
+    assert "test span put away" in fleet.source

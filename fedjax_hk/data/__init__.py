@@ -16,6 +16,7 @@ from fedjax_hk.data.labelled import (
     mnist5k,
     partition_digest,
     split_samples,
+    without_test_samples,
 )
 from fedjax_hk.data.leaf import read_leaf
 from fedjax_hk.data.npz import read_npz
@@ -23,7 +24,7 @@ from fedjax_hk.data.partitioners import Split
 from fedjax_hk.data.reading import read, read_wide
 from fedjax_hk.data.synthetic import synthetic_fleet
 from fedjax_hk.data.table import Table
-from fedjax_hk.data.windows import build_fleet, next_windows
+from fedjax_hk.data.windows import build_fleet, next_windows, without_test_span
 
 __all__ = [
     "DataError",
@@ -43,4 +44,6 @@ __all__ = [
     "read_wide",
     "split_samples",
     "synthetic_fleet",
+    "without_test_samples",
+    "without_test_span",
 ]

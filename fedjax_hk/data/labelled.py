@@ -78,15 +78,47 @@ def _not_installed(task: str, package: str, extra: str) -> DataError:
 
 def _hold_out(images: np.ndarray, labels: np.ndarray, what: str) -> Labelled:
     """The same fifth of each class for tests, whatever the seed."""
-    rng = np.random.default_rng(0)
-    test = np.zeros(len(labels), bool)
-    for label in np.unique(labels):
-        members = rng.permutation(np.flatnonzero(labels == label))
-        test[members[: apportion(len(members), np.array([0.2, 0.8]))[0]]] = True
+    test = _fifth(labels)
     digest = hashlib.sha256(images.tobytes() + labels.astype("<i8").tobytes()).hexdigest()
     classes = tuple(str(label) for label in np.unique(labels))
     labels = labels.astype(np.int64)
     return Labelled(images[~test], labels[~test], images[test], labels[test], classes, what, digest)
+
+
+def _fifth(groups_m: np.ndarray) -> np.ndarray:
+    """`[M]` bool, a fifth of the members of each group, always the same."""
+    rng, chosen = np.random.default_rng(0), np.zeros(len(groups_m), bool)
+    for group in np.unique(groups_m):
+        members = rng.permutation(np.flatnonzero(groups_m == group))
+        chosen[members[: apportion(len(members), np.array([0.2, 0.8]))[0]]] = True
+    return chosen
+
+
+class _Rows:
+    """Some samples of an array that may lie in a file, read when they are asked for."""
+
+    def __init__(self, x: np.ndarray, index: np.ndarray):
+        self._x, self._index = x, index
+        self.dtype, self.shape = x.dtype, (len(index), *x.shape[1:])
+
+    def __getitem__(self, place):
+        return self._x[self._index[place]]
+
+
+def without_test_samples(data: Labelled) -> Labelled:
+    """The training samples alone, for choosing settings: a fifth of them in the test samples'
+    place, of each class or, where the source has clients, of each client."""
+    of_client = None if data.owners is None else data.owners[0]
+    held = _fifth(data.y_train if of_client is None else of_client)
+    train, test = np.flatnonzero(~held), np.flatnonzero(held)
+    return data._replace(
+        x_train=_Rows(data.x_train, train),
+        y_train=data.y_train[train],
+        x_test=_Rows(data.x_train, test),
+        y_test=data.y_train[test],
+        owners=None if of_client is None else (of_client[train], of_client[test]),
+        source=f"{data.source}, test samples put away (validation)",
+    )
 
 
 def split_samples(data: Labelled, split: Split) -> Fleet:

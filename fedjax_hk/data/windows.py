@@ -125,6 +125,23 @@ def build_fleet(
     )
 
 
+def without_test_span(table: Table, train_share: float = 0.8) -> Table:
+    """The readings of every client's training span, for choosing settings.
+
+    What `build_fleet` splits off of the result is a validation part: neither its windows, its
+    scalers nor its naive forecasts touch the test span.
+    """
+    start_n, length_n, num_train_n = _spans(table.values_tn, train_share)
+    position_t1 = np.arange(len(table.times))[:, None]
+    keep_tn = (length_n > 0) & (position_t1 < start_n + num_train_n)
+    filled_tn = table.filled_tn
+    return table._replace(
+        values_tn=np.where(keep_tn, table.values_tn, np.nan),
+        filled_tn=None if filled_tn is None else np.where(keep_tn, filled_tn, np.nan),
+        source=f"{table.source}, test span put away (validation)",
+    )
+
+
 def next_windows(
     table: Table,
     shift_n: np.ndarray,
@@ -206,13 +223,8 @@ def _align(values_tn: np.ndarray, inputs_tn: np.ndarray, train_share: float) -> 
     values_nt, inputs_nt = (
         np.ascontiguousarray(x_tn.T, dtype=np.float64) for x_tn in (values_tn, inputs_tn)
     )
-    known_nt = np.isfinite(values_nt)
     num_times = values_nt.shape[1]
-    start_n = known_nt.argmax(axis=1)
-    end_n = num_times - known_nt[:, ::-1].argmax(axis=1)
-    length_n = np.where(known_nt.any(axis=1), end_n - start_n, 0)
-    # 1e-9: 0.7 * 730 is 510.99999999999994 in floating point and means 511.
-    num_train_n = np.floor(train_share * length_n + 1e-9).astype(np.int64)
+    start_n, length_n, num_train_n = _spans(values_tn, train_share)
     position_nt = start_n[:, None] + np.arange(max(length_n.max(initial=0), 1))
     inside_nt = position_nt < (start_n + length_n)[:, None]
     position_nt = np.minimum(position_nt, num_times - 1)
@@ -221,6 +233,16 @@ def _align(values_tn: np.ndarray, inputs_tn: np.ndarray, train_share: float) -> 
         for x_nt in (values_nt, inputs_nt)
     )
     return _Series(*moved, start_n, length_n, num_train_n)
+
+
+def _spans(values_tn: np.ndarray, train_share: float) -> tuple[np.ndarray, ...]:
+    """`[N]` each: first reading, steps from there to the last one, steps to train on."""
+    known_tn = np.isfinite(values_tn)
+    start_n = known_tn.argmax(axis=0)
+    end_n = len(known_tn) - known_tn[::-1].argmax(axis=0)
+    length_n = np.where(known_tn.any(axis=0), end_n - start_n, 0)
+    # 1e-9: 0.7 * 730 is 510.99999999999994 in floating point and means 511.
+    return start_n, length_n, np.floor(train_share * length_n + 1e-9).astype(np.int64)
 
 
 def _train_windows(series: _Series, lookback: int, horizon: int) -> _Windows:
