@@ -115,7 +115,7 @@ class RoundInfo(NamedTuple):
       gradient_dissimilarity, gradient_norm: `[]`, eq. (3); NaN if not asked for.
       dead_n: `[N]` bool, what it is served has died (see the task's `dead`).
       errors: the task's record, each `[N]`, of what each client is served.
-      forecast_nw: `[N, W_test]` scaled forecasts that were judged, or `[N, W_test, C]` logits.
+      outputs_nw: `[N, W_test]` what was judged: scaled forecasts, or `[N, W_test, C]` logits.
       asked_s: `[S]` bool, asked to train; the others only fill the arrays.
       answered_s: `[S]` bool, sent something back, finite or not.
       attacker_s: `[S]` bool, sends something else than it trained.
@@ -144,7 +144,7 @@ class RoundInfo(NamedTuple):
     gradient_norm: Array
     dead_n: Array
     errors: NamedTuple
-    forecast_nw: Array
+    outputs_nw: Array
     asked_s: Array
     answered_s: Array
     attacker_s: Array
@@ -351,7 +351,7 @@ class _Round:
         return after, info._replace(
             dead_n=self.task.dead(outputs_nw, fleet.test.mask),
             errors=self.task.errors(outputs_nw, fleet.test),
-            forecast_nw=outputs_nw,
+            outputs_nw=outputs_nw,
             tuned_errors=tuned,
         )
 
@@ -591,7 +591,7 @@ class _Round:
             gradient_norm=heterogeneity[1],
             dead_n=(),
             errors=(),
-            forecast_nw=(),
+            outputs_nw=(),
             asked_s=cohort.asked_s,
             answered_s=trained.answered_s,
             attacker_s=trained.attacker_s,

@@ -16,6 +16,7 @@ from typing import Any
 from absl import flags
 
 from fedjax_hk import config as config_lib
+from fedjax_hk import config_checks
 from fedjax_hk.config import Config, ConfigError, value_of
 
 EXAMPLES = """\
@@ -144,7 +145,7 @@ def main(argv: list[str] | None = None) -> int:
         config, given, resume = parsed
         if resume is not None:
             return _resume(resume, given)
-        config_lib.check(config)
+        config_checks.check(config)
         return _start(config)
     except ConfigError as error:
         return _refuse(error)
@@ -242,7 +243,7 @@ def _start(config: Config) -> int:
     try:
         _check_installed(config)
         fleet = load_fleet(config)
-        config_lib.check_fleet(config, len(fleet.client_ids))
+        config_checks.check_fleet(config, len(fleet.client_ids))
         config = _use_devices(config)
         folder = run_folder.create(config.output, name=config.agg)
     except (DataError, run_folder.RunFolderError) as error:
@@ -320,7 +321,7 @@ def _stored_config(stored: dict[str, Any], given: dict[str, Any]) -> Config:
         problems.append("A resumed run keeps its flags; only --rounds may grow.")
         raise ConfigError("\n".join(problems))
     config = Config(**flags_now)
-    config_lib.check(config)
+    config_checks.check(config)
     return config
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from jax.sharding import Mesh
 
-from fedjax_hk import classifiers, data, hk, keys, models, parallel, records, summary
+from fedjax_hk import classifiers, config_checks, data, hk, keys, models, parallel, records, summary
 from fedjax_hk import config as config_lib
 from fedjax_hk import engine as engine_lib
 from fedjax_hk.checkpoint import Checkpoints
@@ -145,12 +145,12 @@ class Assembled(NamedTuple):
 
 def assemble(config: Config, fleet: Fleet, model: models.Model | None = None) -> Assembled:
     """Puts model, trainer and engine together; arguments and errors are those of `prepare`."""
-    config_lib.check(config)
+    config_checks.check(config)
     if config_lib.TASK_OF[config.task] != fleet.task:
         raise config_lib.ConfigError(
             f"--task={config.task}: the fleet is one of {fleet.task}; give a task of that kind."
         )
-    clients_per_round = config_lib.check_fleet(config, len(fleet.client_ids))
+    clients_per_round = config_checks.check_fleet(config, len(fleet.client_ids))
     mesh = make_mesh(config)
     probe = _probe(fleet)
     model = model or DEFAULT_MODELS[fleet.task](config, fleet, probe[:2])
@@ -307,7 +307,7 @@ def run(
                 state, info = jax.block_until_ready(step(prepared, state, round_number))
                 seconds = time.perf_counter() - start
                 # What only the end of a run reads stays on the device.
-                light = info._replace(grams=None, forecast_nw=None)
+                light = info._replace(grams=None, outputs_nw=None)
                 light = jax.tree.map(np.asarray, light)
                 row = _write_round(
                     folder, round_number, light, fleet, seconds, prepared.engine.traffic
@@ -320,7 +320,7 @@ def run(
                     folder.log(note)
                     progress.say(note)
                 if round_number == config.rounds:
-                    light = light._replace(grams=info.grams, forecast_nw=info.forecast_nw)
+                    light = light._replace(grams=info.grams, outputs_nw=info.outputs_nw)
                     clients, text = _finish(folder, config, fleet, round_number, light)
                 checkpoints.save(round_number, state)
                 if stop.requested and round_number < config.rounds:
@@ -346,7 +346,7 @@ def _finish(folder, config, fleet, round_number, info) -> tuple[pd.DataFrame, st
     """Final tables and summary; written before the last checkpoint, so that a run whose
     last checkpoint is there has them."""
     task = TASKS[fleet.task]
-    folder.write_table(task.outputs_name, task.outputs_table(np.asarray(info.forecast_nw), fleet))
+    folder.write_table(task.outputs_name, task.outputs_table(np.asarray(info.outputs_nw), fleet))
     arrays = records.opinion_arrays(round_number, info, fleet, _neighborhood(config, info))
     folder.write_arrays("opinions.npz", arrays)
     rounds = folder.read_table("rounds", TEXT_COLUMNS)

@@ -94,7 +94,7 @@ def make_run(
                 "loss_s": np.ones(num), "num_coalitions": len(set(labels[present])),
                 "num_steps": np.int32(2), "converged": np.bool_(True), "limit": np.float32(limit),
                 "changes_nothing": np.bool_(False), "affinity_q": np.linspace(0, 1, 5),
-                "grams": grams, "forecast_nw": outputs, "dead_n": np.zeros(num, bool),
+                "grams": grams, "outputs_nw": outputs, "dead_n": np.zeros(num, bool),
                 "asked_s": np.ones(num, bool), "answered_s": present,
                 "attacker_s": np.zeros(num, bool), "steps_s": np.full(num, 10),
                 "tuned_errors": (),

@@ -6,7 +6,8 @@ import math
 import pytest
 
 from fedjax_hk import config as config_lib
-from fedjax_hk.config import Config, ConfigError, check, check_fleet, value_of
+from fedjax_hk.config import Config, ConfigError, value_of
+from fedjax_hk.config_checks import check, check_fleet
 from fedjax_hk.rules import CHOICES, RULES
 
 

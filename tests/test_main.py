@@ -174,7 +174,7 @@ def test_presets_are_valid():
     assert files
     for file in files:
         config = parse(f"--flagfile={file}")
-        main_lib.config_lib.check(config)
+        main_lib.config_checks.check(config)
     paper = parse(f"--flagfile={presets / 'fedhk_paper.flags'}")
     assert dataclasses.replace(paper, rounds=20) == Config(
         tau=0.9, clients_per_round=50, active_factor=1.6, min_days=730, loss="mse"

@@ -53,9 +53,9 @@ def test_flags_that_documents_name_exist():
     "path", sorted((ROOT / "experiments/presets").glob("*.flags")), ids=lambda path: path.name
 )
 def test_presets_are_accepted(path):
-    from fedjax_hk import config
+    from fedjax_hk import config_checks
     from fedjax_hk.main import parse
 
     settings, given, _ = parse(["main", f"--flagfile={path}"])
     assert given
-    config.check(settings)
+    config_checks.check(settings)

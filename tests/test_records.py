@@ -32,7 +32,7 @@ def info_of(fleet, **changes) -> RoundInfo:
         "changes_nothing": np.bool_(False),
         "affinity_q": np.linspace(0, 1, 5, dtype=np.float32),
         "grams": None,
-        "forecast_nw": forecast_nw,
+        "outputs_nw": forecast_nw,
         "dead_n": np.zeros(num, bool),
         "asked_s": np.ones(4, bool),
         "answered_s": np.ones(4, bool),

@@ -166,7 +166,7 @@ def test_forecasts_that_are_not_finite(tmp_path):
     from fedjax_hk import metrics
 
     errors = metrics.ClientErrors(*map(np.asarray, metrics.client_errors(forecast, fleet.test)))
-    run, text = quick(tmp_path / "run", errors=errors, forecast_nw=forecast)
+    run, text = quick(tmp_path / "run", errors=errors, outputs_nw=forecast)
     assert "No client's errors are finite" in text and "not finite, left out" in text
     assert list(gallery._over_rounds(run)) == [] and list(gallery._errors(run)) == []
     assert list(gallery._forecasts(run)) == []
