@@ -77,6 +77,18 @@ def test_fedclust_ends_are_fedavg_and_local_training(federation, fleet, fedavg):
     close(alone.starts_nd, local.starts_nd)
 
 
+@pytest.mark.slow
+def test_wscc_ends_are_fedavg_and_local_training(federation, fleet, fedavg):
+    """With a low preference there is one exemplar, with the highest everybody is one."""
+    state, infos = federation("wscc", preference=-2.0).run(fleet(), rounds=3, hparams=HPARAMS)
+    assert [info.num_coalitions for info in infos] == [1, 1, 1]
+    close(state.params, fedavg)
+    close(state.starts_nd, np.broadcast_to(np.asarray(fedavg), (NUM, 2)))
+    alone, _ = federation("wscc", preference=0.0).run(fleet(), rounds=3, hparams=HPARAMS)
+    local, _ = federation("local").run(fleet(), rounds=3, hparams=HPARAMS)
+    close(alone.starts_nd, local.starts_nd)
+
+
 # Where methods come to rest: two clients with losses a (x - b)^2 / 2
 
 CURVATURE, OPTIMUM = np.array([1.0, 10.0]), np.array([0.0, 1.0])
@@ -137,6 +149,15 @@ def test_known_points_of_rest(agg, steps, numbers, expected):
     # Per-FedAvg takes 2 or 3 batches a step: one meta-step a round.
     state = at_rest(agg, steps, HParams(**numbers), rounds=2000)
     np.testing.assert_allclose(state.params, [expected], atol=2e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("agg", "steps"), [("fednova", (10, 10)), ("scaffold", (1, 1))])
+def test_equal_work_and_single_steps_are_fedavg(agg, steps):
+    """FedNova where all take as many steps; SCAFFOLD where its one step is FedSGD's."""
+    expected = at_rest("fedavg", steps, rounds=5).params
+    assert abs(float(expected[0]) - 1) > 1e-2  # where it started
+    close(at_rest(agg, steps, rounds=5).params, expected)
 
 
 @pytest.mark.slow
