@@ -1,0 +1,402 @@
+"""Do Hegselmann-Krause coalitions isolate attackers? A table and a picture.
+
+    python experiments/attacks.py --json=attacks.json --picture=attacks.png
+    python experiments/attacks.py --json=attacks.json --norun  # what there is so far
+
+A fifth of the clients sends, in place of its update, ten times it (`scale`), minus ten times
+it (`sign_flip`), or noise ten times as long (`noise`). `none` is the same run without: there
+the columns on attackers say where the same clients sit, and what they weigh, as honest ones.
+
+Errors are those of honest clients after the last round; the other figures are means over
+rounds; both are means over seeds. `attackers' weight` is their part of the model that an honest
+client is served: of the global model, or, with --serve=coalition, of its own coalition's. Where
+the average is no weighted mean (median, trimmed mean) there is none to speak of.
+
+Nothing is tuned: thresholds are the defaults, or a quantile that was fixed in advance. The cosine
+does not see the length of an update, nor does a quantile in any geometry, as it is set on unit
+vectors; hk_euclidean with a radius of its own (--epsilon) does.
+
+The embedded fleet is made smaller, 40 clients and a year of days, 20 of them a round, so that ten
+rounds take about 9 s of CPU once they are compiled. The output is softplus: under a ReLU the
+first attack that works kills the model for good, and from then on all updates are zero.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+import time
+from typing import Any, NamedTuple
+
+from absl import app, flags, logging
+
+from fedjax_hk.config import ACTIVATIONS, Config
+
+FLAGS = flags.FLAGS
+flags.DEFINE_integer("fleet_clients", 40, "as in fedjax_hk.main", lower_bound=2)
+flags.DEFINE_integer("fleet_days", 365, "as in fedjax_hk.main", lower_bound=60)
+flags.DEFINE_integer("clients_per_round", 20, "as in fedjax_hk.main", lower_bound=1)
+flags.DEFINE_integer("rounds", 10, "rounds a run", lower_bound=1)
+flags.DEFINE_enum("activation", "softplus", ACTIVATIONS, "as in fedjax_hk.main")
+flags.DEFINE_float("attack_share", 0.2, "as in fedjax_hk.main", lower_bound=0, upper_bound=1)
+flags.DEFINE_float("attack_scale", 10.0, "as in fedjax_hk.main")
+flags.DEFINE_integer("seeds", 3, "seeds 0, 1, ...", lower_bound=1)
+flags.DEFINE_list("rows", [], "methods to run; empty: all")
+flags.DEFINE_integer("devices", 0, "CPU devices; 0: one a core", lower_bound=0)
+flags.DEFINE_string("json", "", "where to keep the figures, and to go on from")
+flags.DEFINE_string("picture", "", "where to draw the figures (PNG)")
+flags.DEFINE_bool("run", True, "run what is missing in --json")
+
+SETTINGS = (
+    "fleet_clients", "fleet_days", "clients_per_round", "rounds", "activation", "attack_share",
+    "attack_scale", "seeds",
+)  # fmt: skip
+
+ANGLE = {"agg": "hk_cosine", "opinion": "update", "tau_mode": "quantile", "tau": 0.95}
+LENGTH = {"agg": "hk_euclidean", "opinion": "update", "epsilon": 1.0}
+ROWS: dict[str, dict[str, Any]] = {
+    "fedavg": {"agg": "fedavg"},
+    "median": {"agg": "median"},
+    "trimmed_mean": {"agg": "trimmed_mean"},
+    "multi_krum": {"agg": "multi_krum"},
+    "hk_cosine weights": {"agg": "hk_cosine"},
+    "hk_cosine update": ANGLE,
+    "hk_cosine update min 2": {**ANGLE, "min_coalition": 2},
+    "hk_cosine update served": {**ANGLE, "serve": "coalition"},
+    "hk_euclidean update": LENGTH,
+    "hk_euclidean update min 2": {**LENGTH, "min_coalition": 2},
+    "local": {"agg": "local"},
+}
+flags.register_validator(
+    "rows", lambda rows: set(rows) <= set(ROWS), f"choose from {', '.join(ROWS)}"
+)
+
+
+class Attack(NamedTuple):
+    """What is compiled, and factors of --attack_share and --attack_scale, which are traced."""
+
+    kind: str
+    share: float = 1.0
+    scale: float = 1.0
+
+
+ATTACKS = {
+    "none": Attack("scale", share=0.0),
+    "sign_flip": Attack("scale", scale=-1.0),
+    "scale": Attack("scale"),
+    "noise": Attack("noise"),
+}
+
+
+def main(argv):
+    del argv
+    logging.set_verbosity(logging.WARNING)  # or jax lists the accelerators it did not find
+    found = read_kept()
+    if FLAGS.run:
+        run_missing(found)
+    if not any(found["rows"].values()):
+        raise app.UsageError(f"--json={FLAGS.json}: no figures yet; leave out --norun.")
+    print_table(found)
+    if FLAGS.picture:
+        from fedjax_hk import plots
+
+        with open(FLAGS.picture, "wb") as file:
+            file.write(plots.to_png(draw(found)))
+
+
+def read_kept() -> dict[str, Any]:
+    """What --json holds, or the beginning of it."""
+    settings = {name: FLAGS[name].value for name in SETTINGS}
+    if not (FLAGS.json and os.path.exists(FLAGS.json)):
+        return {"settings": settings, "naive": {}, "rows": {name: {} for name in ROWS}}
+    with open(FLAGS.json) as file:
+        found = json.load(file)
+    found["rows"] = {name: found["rows"].get(name, {}) for name in ROWS}  # in this order
+    for name, value in found["settings"].items():
+        if settings[name] != value:
+            raise app.UsageError(
+                f"--{name}={settings[name]}: {FLAGS.json} was made with {value}; give that, or "
+                "another --json."
+            )
+    return found
+
+
+def run_missing(found: dict[str, Any]) -> None:
+    """Adds what is missing to `found["rows"]`: method, attack, and a record for each seed."""
+    import jax
+
+    jax.config.update("jax_num_cpu_devices", FLAGS.devices or len(os.sched_getaffinity(0)))
+
+    from fedjax_hk import simulation
+    from fedjax_hk.main import load_fleet
+
+    shared = ("fleet_clients", "fleet_days", "clients_per_round", "rounds", "activation")
+    base = Config(**{name: FLAGS[name].value for name in shared})
+    fleet = load_fleet(base)
+    found["naive"] = naive_errors(fleet)
+    for name in FLAGS.rows or ROWS:
+        done = found["rows"][name]
+        for kind in ("scale", "noise"):
+            missing = [
+                attack for attack in ATTACKS if ATTACKS[attack].kind == kind and attack not in done
+            ]
+            if not missing:
+                continue
+            config = dataclasses.replace(base, **ROWS[name], attack=kind)
+            prepared = simulation.prepare(config, fleet)
+            for attack in missing:
+                done[attack] = [
+                    run_seed(prepared, ATTACKS[attack], seed) for seed in range(FLAGS.seeds)
+                ]
+                print(f"{name}, {attack}: {done[attack]}", file=sys.stderr, flush=True)
+                if FLAGS.json:
+                    with open(FLAGS.json, "w") as file:
+                        json.dump(found, file, indent=1)
+
+
+def attackers_of(fleet, seed: int):
+    """`[N]` bool, who attacks in the runs of a seed, whether they do or not."""
+    import jax
+    import numpy as np
+
+    from fedjax_hk import disturbances, keys
+
+    ids_n = keys.stable_ids(fleet.client_ids)
+    share = np.float32(FLAGS.attack_share)
+    return np.asarray(disturbances.attackers(jax.random.key(seed), ids_n, share))
+
+
+def naive_errors(fleet) -> dict[str, float]:
+    """MAE of the honest clients' naive forecasts, mean over seeds."""
+    import numpy as np
+
+    from fedjax_hk import metrics
+
+    honest = [~attackers_of(fleet, seed) for seed in range(FLAGS.seeds)]
+    return {
+        name: float(
+            np.mean([metrics.spread(np.asarray(one.mae_units)[of])["mean"] for of in honest])
+        )
+        for name, one in metrics.naive_errors(fleet).items()
+    }
+
+
+def run_seed(prepared, attack: Attack, seed: int) -> dict[str, Any]:
+    """One run: honest clients' error after every round, and means over rounds."""
+    import jax
+    import numpy as np
+
+    from fedjax_hk import metrics, parallel, records, simulation
+
+    hparams = prepared.hparams._replace(
+        attack_share=attack.share * FLAGS.attack_share,
+        attack_scale=attack.scale * FLAGS.attack_scale,
+    )
+    prepared = simulation.reseed(prepared, seed)
+    prepared = prepared._replace(hparams=parallel.place(hparams, prepared.engine.mesh))
+    attacker_n = attackers_of(prepared.fleet, seed)
+    state, errors, rounds = prepared.state, [], []
+    start = time.process_time()
+    for round_number in range(1, FLAGS.rounds + 1):
+        state, info = jax.block_until_ready(simulation.step(prepared, state, round_number))
+        info = jax.tree.map(np.asarray, info._replace(grams=None, forecast_nw=None))
+        errors.append(metrics.spread(info.errors.mae_units[~attacker_n])["mean"])
+        attacker_s = attacker_n[info.cohort_s]
+        company = records.company(info.labels_s, attacker_s)
+        weight = attackers_weight(prepared.config, info, attacker_s)
+        rounds.append([int(info.num_coalitions), weight, *company])
+    names = ("coalitions", "weight", *records.Company._fields)
+    means = np.nanmean(np.array(rounds, float), axis=0)  # rounds without an attacker: no company
+    return {
+        "errors": errors,
+        **dict(zip(names, means.tolist(), strict=True)),
+        "cpu_seconds": time.process_time() - start,
+    }
+
+
+def attackers_weight(config: Config, info, attacker_s) -> float:
+    """Attackers' part of the model that honest clients of the round are served."""
+    import numpy as np
+
+    rule = config.rule()
+    if rule.average != "mean":
+        return float("nan")
+    if rule.serve == "global":
+        return float(info.weights_s[attacker_s].sum())
+    # Members of a coalition weigh the same in it: all rows here are within=uniform.
+    honest_s = (info.labels_s >= 0) & ~attacker_s
+    same_ss = info.labels_s[honest_s, None] == info.labels_s[None, :]
+    return float(np.mean((same_ss & attacker_s).sum(axis=1) / same_ss.sum(axis=1)))
+
+
+def has_coalitions(name: str) -> bool:
+    from fedjax_hk.rules import BLIND
+
+    return Config(**ROWS[name]).rule().partition not in BLIND
+
+
+def print_table(found: dict[str, Any]) -> None:
+    """Markdown: a row for each method and attack, then what the methods' names stand for."""
+    import numpy as np
+
+    header = [
+        "method", "attack", "honest clients' MAE, L", "attackers' weight", "attackers with honest",
+        "with attackers only", "alone", "honest with attackers", "coalitions a round",
+    ]  # fmt: skip
+    print("| " + " | ".join(header) + " |\n|" + " --- |" * len(header))
+    for name, by_attack in found["rows"].items():
+        for attack, seeds in by_attack.items():
+            last = np.array([seed["errors"][-1] for seed in seeds])
+            of = {key: np.mean([one[key] for one in seeds]) for key in seeds[0] if key != "errors"}
+            cells = [f"`{name}`", attack, f"{last.mean():.1f} ± {last.std():.1f}"]
+            cells.append("" if np.isnan(of["weight"]) else f"{of['weight']:.2f}")
+            seated = [""] * 5
+            if has_coalitions(name):
+                together = 1 - of["attackers_mixed"] - of["attackers_alone"]
+                shares = [of["attackers_mixed"], together, of["attackers_alone"]]
+                shares.append(of["honest_mixed"])
+                seated = [f"{100 * abs(share):.0f} %" for share in shares]
+                seated.append(f"{of['coalitions']:.1f}")
+            print("| " + " | ".join(cells + seated) + " |")
+    for name, mae in found["naive"].items():
+        print(f"| naive: {name} | | {mae:.1f} |" + " |" * (len(header) - 3))
+    print()
+    for name in (name for name, by_attack in found["rows"].items() if by_attack):
+        given = " ".join(f"--{flag}={value}" for flag, value in ROWS[name].items())
+        print(f"- `{name}`: `{given}`")
+
+
+def draw(found: dict[str, Any]):
+    """Honest clients' errors by method and attack, and beside them where attackers sat."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    from fedjax_hk import plots
+
+    @plots._styled  # the look of the report's pictures
+    def styled():
+        names = [name for name, by_attack in found["rows"].items() if by_attack]
+        figure = Figure(figsize=(10, 1.6 + 0.85 * len(names)), layout="constrained")
+        FigureCanvasAgg(figure)
+        errors, seats = figure.subplots(1, 2, sharey=True, width_ratios=(1.15, 1))
+        for place, name in enumerate(names):
+            for line, attack in enumerate(ATTACKS):
+                if attack in found["rows"][name]:
+                    y, seeds = place + 0.2 * (line - 1.5), found["rows"][name][attack]
+                    draw_errors(errors, y, attack, [seed["errors"][-1] for seed in seeds])
+                    if has_coalitions(name):
+                        draw_seats(seats, y, attack, seeds)
+            if "none" in found["rows"][name]:
+                level = sum(s["errors"][-1] for s in found["rows"][name]["none"])
+                level /= len(found["rows"][name]["none"])
+                errors.vlines(level, place - 0.4, place + 0.4, color=plots.INK, lw=1, alpha=0.6)
+            if not has_coalitions(name):
+                seats.text(0.5, place, "no coalitions", ha="center", va="center", alpha=0.6)
+        finish_errors(errors, names, found["naive"])
+        finish_seats(seats)
+        return figure
+
+    return styled()
+
+
+def attack_style(attack: str) -> dict[str, Any]:
+    from fedjax_hk.plots import INK, PALETTE
+
+    color, marker = {
+        "none": ("white", "o"),
+        "sign_flip": (PALETTE[0], "s"),
+        "scale": (PALETTE[1], "^"),
+        "noise": (PALETTE[2], "D"),
+    }[attack]
+    edge = INK if attack == "none" else color
+    return {"color": color, "marker": marker, "mec": edge, "ls": "none", "ms": 6.5, "mew": 1.4}
+
+
+def draw_errors(axes, y: float, attack: str, last: list[float]) -> None:
+    """Mean over seeds, and a line from the best seed to the worst."""
+    style = attack_style(attack)
+    axes.plot([min(last), max(last)], [y, y], color=style["mec"], lw=1.4)
+    axes.plot(sum(last) / len(last), y, **style)
+
+
+SEATS = {  # where attackers sat: words, place in plots.PALETTE, color of text on it
+    "attackers_mixed": ("with honest clients", 5, "white"),
+    "together": ("with attackers only", 4, "black"),
+    "attackers_alone": ("alone", 1, "black"),
+}
+
+
+def draw_seats(axes, y: float, attack: str, seeds: list[dict[str, Any]]) -> None:
+    """One bar of the shares, and the attack's marker before it."""
+    from fedjax_hk.plots import PALETTE
+
+    of = {
+        key: sum(seed[key] for seed in seeds) / len(seeds)
+        for key in ("attackers_mixed", "attackers_alone")
+    }
+    of["together"] = max(0.0, 1 - of["attackers_mixed"] - of["attackers_alone"])
+    left = 0.0
+    for key, (_, color, ink) in SEATS.items():
+        axes.barh(y, of[key], 0.17, left=left, color=PALETTE[color], lw=0)
+        if of[key] > 0.08:
+            text = f"{100 * of[key]:.0f} %"
+            axes.text(
+                left + of[key] / 2, y, text, color=ink, size=7.5, ha="center", va="center_baseline"
+            )
+        left += of[key]
+    axes.plot(-0.04, y, **attack_style(attack) | {"ms": 5}, clip_on=False)
+
+
+def finish_errors(axes, names: list[str], naive: dict[str, float]) -> None:
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+    from fedjax_hk.plots import NAIVE
+
+    for attack in ATTACKS:
+        label = "no attack, and its level" if attack == "none" else attack
+        axes.plot([], [], **attack_style(attack), label=label)
+    best = min(naive, key=naive.get)
+    axes.axvline(naive[best], color=NAIVE, dashes=(4, 2), lw=1.4, label=f"naive: {best}")
+    axes.set_xscale("log")
+    low, high = axes.get_xlim()
+    ticks = [digit * 10**power for power in range(1, 7) for digit in (1, 1.5, 2, 3, 5, 7)]
+    ticks = [tick for tick in ticks if low <= tick <= high]
+    axes.xaxis.set_major_locator(FixedLocator(ticks[:: 1 + len(ticks) // 9]))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.set_yticks(range(len(names)), [name.replace(" ", "\n", 1) for name in names])
+    axes.set(ylim=(len(names) - 0.5, -0.5), xlabel="MAE of honest clients, L (log)",
+             title="Error of honest clients")  # fmt: skip
+    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.09), ncols=3, borderaxespad=0)
+    separate(axes, len(names))
+
+
+def separate(axes, number: int) -> None:
+    """A line between methods, none between the attacks of one."""
+    from fedjax_hk.plots import INK
+
+    axes.grid(False, axis="y")
+    axes.tick_params(axis="y", length=0)
+    for place in range(1, number):
+        axes.axhline(place - 0.5, color=INK, lw=0.6, alpha=0.25)
+
+
+def finish_seats(axes) -> None:
+    from matplotlib.patches import Patch
+    from matplotlib.ticker import PercentFormatter
+
+    from fedjax_hk.plots import PALETTE
+
+    axes.set(xlim=(-0.07, 1), xlabel="attackers (without attack: the same clients)",
+             title="Where attackers sat")  # fmt: skip
+    axes.xaxis.set_major_formatter(PercentFormatter(1, symbol=" %"))
+    handles = [Patch(color=PALETTE[color], label=words) for words, color, _ in SEATS.values()]
+    axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(0, -0.09), ncols=2,
+                borderaxespad=0)  # fmt: skip
+    separate(axes, round(max(axes.get_ylim()) + 0.5))
+
+
+if __name__ == "__main__":
+    app.run(main)
