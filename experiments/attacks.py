@@ -96,14 +96,18 @@ def main(argv):
     found = read_kept()
     if FLAGS.run:
         run_missing(found)
-    if not any(found["rows"].values()):
-        raise app.UsageError(f"--json={FLAGS.json}: no figures yet; leave out --norun.")
-    print_table(found)
+    rows = {
+        name: {attack: figures(name, seeds) for attack, seeds in by_attack.items()}
+        for name, by_attack in found["rows"].items()
+        if by_attack
+    }
+    if not rows:
+        raise SystemExit(f"--json={FLAGS.json}: no figures yet; leave out --norun.")
+    print_table(rows, found["naive"])
     if FLAGS.picture:
-        from fedjax_hk import plots
+        import attacks_picture
 
-        with open(FLAGS.picture, "wb") as file:
-            file.write(plots.to_png(draw(found)))
+        attacks_picture.write(FLAGS.picture, rows, found["naive"])
 
 
 def read_kept() -> dict[str, Any]:
@@ -116,7 +120,7 @@ def read_kept() -> dict[str, Any]:
     found["rows"] = {name: found["rows"].get(name, {}) for name in ROWS}  # in this order
     for name, value in found["settings"].items():
         if settings[name] != value:
-            raise app.UsageError(
+            raise SystemExit(
                 f"--{name}={settings[name]}: {FLAGS.json} was made with {value}; give that, or "
                 "another --json."
             )
@@ -231,13 +235,43 @@ def attackers_weight(config: Config, info, attacker_s) -> float:
     return float(np.mean((same_ss & attacker_s).sum(axis=1) / same_ss.sum(axis=1)))
 
 
-def has_coalitions(name: str) -> bool:
+class Figures(NamedTuple):
+    """A method under an attack, over seeds; NaN where there is nothing of the kind.
+
+    Attributes:
+      errors: `[seeds]` MAE of the honest clients after the last round.
+      weight: attackers' part of the model that honest clients are served.
+      mixed, together, alone: shares of the attackers that sat with honest clients, with
+        attackers only, and alone.
+      honest_mixed: share of the honest clients that sat with attackers.
+      coalitions: a round.
+    """
+
+    errors: list[float]
+    weight: float
+    mixed: float
+    together: float
+    alone: float
+    honest_mixed: float
+    coalitions: float
+
+
+def figures(name: str, seeds: list[dict[str, Any]]) -> Figures:
     from fedjax_hk.rules import BLIND
 
-    return Config(**ROWS[name]).rule().partition not in BLIND
+    def mean(key):
+        return sum(seed[key] for seed in seeds) / len(seeds)
+
+    last = [seed["errors"][-1] for seed in seeds]
+    if Config(**ROWS[name]).rule().partition in BLIND:
+        return Figures(last, mean("weight"), *[float("nan")] * 5)
+    mixed, alone = mean("attackers_mixed"), mean("attackers_alone")
+    together = max(0.0, 1 - mixed - alone)  # below 0 by rounding
+    seated = mixed, together, alone, mean("honest_mixed")
+    return Figures(last, mean("weight"), *seated, mean("coalitions"))
 
 
-def print_table(found: dict[str, Any]) -> None:
+def print_table(found: dict[str, dict[str, Figures]], naive: dict[str, float]) -> None:
     """Markdown: a row for each method and attack, then what the methods' names stand for."""
     import numpy as np
 
@@ -246,156 +280,24 @@ def print_table(found: dict[str, Any]) -> None:
         "with attackers only", "alone", "honest with attackers", "coalitions a round",
     ]  # fmt: skip
     print("| " + " | ".join(header) + " |\n|" + " --- |" * len(header))
-    for name, by_attack in found["rows"].items():
-        for attack, seeds in by_attack.items():
-            last = np.array([seed["errors"][-1] for seed in seeds])
-            of = {key: np.mean([one[key] for one in seeds]) for key in seeds[0] if key != "errors"}
-            cells = [f"`{name}`", attack, f"{last.mean():.1f} ± {last.std():.1f}"]
-            cells.append("" if np.isnan(of["weight"]) else f"{of['weight']:.2f}")
-            seated = [""] * 5
-            if has_coalitions(name):
-                together = 1 - of["attackers_mixed"] - of["attackers_alone"]
-                shares = [of["attackers_mixed"], together, of["attackers_alone"]]
-                shares.append(of["honest_mixed"])
-                seated = [f"{100 * abs(share):.0f} %" for share in shares]
-                seated.append(f"{of['coalitions']:.1f}")
-            print("| " + " | ".join(cells + seated) + " |")
-    for name, mae in found["naive"].items():
+    for name, by_attack in found.items():
+        for attack, of in by_attack.items():
+            shares = (of.mixed, of.together, of.alone, of.honest_mixed)
+            cells = [
+                f"`{name}`",
+                attack,
+                f"{np.mean(of.errors):.1f} ± {np.std(of.errors):.1f}",
+                f"{of.weight:.2f}",
+                *(f"{100 * share:.0f} %" for share in shares),
+                f"{of.coalitions:.1f}",
+            ]
+            print("| " + " | ".join("" if "nan" in cell else cell for cell in cells) + " |")
+    for name, mae in naive.items():
         print(f"| naive: {name} | | {mae:.1f} |" + " |" * (len(header) - 3))
     print()
-    for name in (name for name, by_attack in found["rows"].items() if by_attack):
+    for name in found:
         given = " ".join(f"--{flag}={value}" for flag, value in ROWS[name].items())
         print(f"- `{name}`: `{given}`")
-
-
-def draw(found: dict[str, Any]):
-    """Honest clients' errors by method and attack, and beside them where attackers sat."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    from fedjax_hk import plots
-
-    @plots._styled  # the look of the report's pictures
-    def styled():
-        names = [name for name, by_attack in found["rows"].items() if by_attack]
-        figure = Figure(figsize=(10, 1.6 + 0.85 * len(names)), layout="constrained")
-        FigureCanvasAgg(figure)
-        errors, seats = figure.subplots(1, 2, sharey=True, width_ratios=(1.15, 1))
-        for place, name in enumerate(names):
-            for line, attack in enumerate(ATTACKS):
-                if attack in found["rows"][name]:
-                    y, seeds = place + 0.2 * (line - 1.5), found["rows"][name][attack]
-                    draw_errors(errors, y, attack, [seed["errors"][-1] for seed in seeds])
-                    if has_coalitions(name):
-                        draw_seats(seats, y, attack, seeds)
-            if "none" in found["rows"][name]:
-                level = sum(s["errors"][-1] for s in found["rows"][name]["none"])
-                level /= len(found["rows"][name]["none"])
-                errors.vlines(level, place - 0.4, place + 0.4, color=plots.INK, lw=1, alpha=0.6)
-            if not has_coalitions(name):
-                seats.text(0.5, place, "no coalitions", ha="center", va="center", alpha=0.6)
-        finish_errors(errors, names, found["naive"])
-        finish_seats(seats)
-        return figure
-
-    return styled()
-
-
-def attack_style(attack: str) -> dict[str, Any]:
-    from fedjax_hk.plots import INK, PALETTE
-
-    color, marker = {
-        "none": ("white", "o"),
-        "sign_flip": (PALETTE[0], "s"),
-        "scale": (PALETTE[1], "^"),
-        "noise": (PALETTE[2], "D"),
-    }[attack]
-    edge = INK if attack == "none" else color
-    return {"color": color, "marker": marker, "mec": edge, "ls": "none", "ms": 6.5, "mew": 1.4}
-
-
-def draw_errors(axes, y: float, attack: str, last: list[float]) -> None:
-    """Mean over seeds, and a line from the best seed to the worst."""
-    style = attack_style(attack)
-    axes.plot([min(last), max(last)], [y, y], color=style["mec"], lw=1.4)
-    axes.plot(sum(last) / len(last), y, **style)
-
-
-SEATS = {  # where attackers sat: words, place in plots.PALETTE, color of text on it
-    "attackers_mixed": ("with honest clients", 5, "white"),
-    "together": ("with attackers only", 4, "black"),
-    "attackers_alone": ("alone", 1, "black"),
-}
-
-
-def draw_seats(axes, y: float, attack: str, seeds: list[dict[str, Any]]) -> None:
-    """One bar of the shares, and the attack's marker before it."""
-    from fedjax_hk.plots import PALETTE
-
-    of = {
-        key: sum(seed[key] for seed in seeds) / len(seeds)
-        for key in ("attackers_mixed", "attackers_alone")
-    }
-    of["together"] = max(0.0, 1 - of["attackers_mixed"] - of["attackers_alone"])
-    left = 0.0
-    for key, (_, color, ink) in SEATS.items():
-        axes.barh(y, of[key], 0.17, left=left, color=PALETTE[color], lw=0)
-        if of[key] > 0.08:
-            text = f"{100 * of[key]:.0f} %"
-            axes.text(
-                left + of[key] / 2, y, text, color=ink, size=7.5, ha="center", va="center_baseline"
-            )
-        left += of[key]
-    axes.plot(-0.04, y, **attack_style(attack) | {"ms": 5}, clip_on=False)
-
-
-def finish_errors(axes, names: list[str], naive: dict[str, float]) -> None:
-    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
-
-    from fedjax_hk.plots import NAIVE
-
-    for attack in ATTACKS:
-        label = "no attack, and its level" if attack == "none" else attack
-        axes.plot([], [], **attack_style(attack), label=label)
-    best = min(naive, key=naive.get)
-    axes.axvline(naive[best], color=NAIVE, dashes=(4, 2), lw=1.4, label=f"naive: {best}")
-    axes.set_xscale("log")
-    low, high = axes.get_xlim()
-    ticks = [digit * 10**power for power in range(1, 7) for digit in (1, 1.5, 2, 3, 5, 7)]
-    ticks = [tick for tick in ticks if low <= tick <= high]
-    axes.xaxis.set_major_locator(FixedLocator(ticks[:: 1 + len(ticks) // 9]))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.set_yticks(range(len(names)), [name.replace(" ", "\n", 1) for name in names])
-    axes.set(ylim=(len(names) - 0.5, -0.5), xlabel="MAE of honest clients, L (log)",
-             title="Error of honest clients")  # fmt: skip
-    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.09), ncols=3, borderaxespad=0)
-    separate(axes, len(names))
-
-
-def separate(axes, number: int) -> None:
-    """A line between methods, none between the attacks of one."""
-    from fedjax_hk.plots import INK
-
-    axes.grid(False, axis="y")
-    axes.tick_params(axis="y", length=0)
-    for place in range(1, number):
-        axes.axhline(place - 0.5, color=INK, lw=0.6, alpha=0.25)
-
-
-def finish_seats(axes) -> None:
-    from matplotlib.patches import Patch
-    from matplotlib.ticker import PercentFormatter
-
-    from fedjax_hk.plots import PALETTE
-
-    axes.set(xlim=(-0.07, 1), xlabel="attackers (without attack: the same clients)",
-             title="Where attackers sat")  # fmt: skip
-    axes.xaxis.set_major_formatter(PercentFormatter(1, symbol=" %"))
-    handles = [Patch(color=PALETTE[color], label=words) for words, color, _ in SEATS.values()]
-    axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(0, -0.09), ncols=2,
-                borderaxespad=0)  # fmt: skip
-    separate(axes, round(max(axes.get_ylim()) + 0.5))
 
 
 if __name__ == "__main__":
