@@ -156,8 +156,9 @@ def run_missing(found: dict[str, Any]) -> None:
                 ]
                 print(f"{name}, {attack}: {done[attack]}", file=sys.stderr, flush=True)
                 if FLAGS.json:
-                    with open(FLAGS.json, "w") as file:
+                    with open(f"{FLAGS.json}.part", "w") as file:
                         json.dump(found, file, indent=1)
+                    os.replace(f"{FLAGS.json}.part", FLAGS.json)
 
 
 def attackers_of(fleet, seed: int):
