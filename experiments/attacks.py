@@ -225,10 +225,7 @@ def attackers_weight(config: Config, info, attacker_s) -> float:
     """Attackers' part of the model that honest clients of the round are served."""
     import numpy as np
 
-    rule = config.rule()
-    if rule.average != "mean":
-        return float("nan")
-    if rule.serve == "global":
+    if config.rule().serve == "global":
         return float(info.weights_s[attacker_s].sum())
     # Members of a coalition weigh the same in it: all rows here are within=uniform.
     honest_s = (info.labels_s >= 0) & ~attacker_s
@@ -263,13 +260,15 @@ def figures(name: str, seeds: list[dict[str, Any]]) -> Figures:
     def mean(key):
         return sum(seed[key] for seed in seeds) / len(seeds)
 
+    rule, nan = Config(**ROWS[name]).rule(), float("nan")
     last = [seed["errors"][-1] for seed in seeds]
-    if Config(**ROWS[name]).rule().partition in BLIND:
-        return Figures(last, mean("weight"), *[float("nan")] * 5)
+    weight = mean("weight") if rule.average == "mean" else nan  # a median weighs nobody so
+    if rule.partition in BLIND:
+        return Figures(last, weight, *[nan] * 5)
     mixed, alone = mean("attackers_mixed"), mean("attackers_alone")
     together = max(0.0, 1 - mixed - alone)  # below 0 by rounding
     seated = mixed, together, alone, mean("honest_mixed")
-    return Figures(last, mean("weight"), *seated, mean("coalitions"))
+    return Figures(last, weight, *seated, mean("coalitions"))
 
 
 def print_table(found: dict[str, dict[str, Figures]], naive: dict[str, float]) -> None:
