@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -30,7 +30,7 @@ def round_row(
     The task says which errors there are. `apart_*` are quantiles of the pairs' 1 - cos (or
     distances), which `limit` is compared with. `bytes_down` goes to everybody who is asked,
     `bytes_up` comes from everybody who answers; `*_tuned` are errors after the fine-tuning
-    epochs, if there are any.
+    epochs, if there are any; `attackers_mixed` as in `Company`.
     """
     present_s = info.present_s
     loss_s = info.loss_s[present_s]
@@ -64,6 +64,7 @@ def round_row(
         ),
         "changes_nothing": bool(info.changes_nothing),
         "agreement": agreement(info, fleet),
+        "attackers_mixed": company(info.labels_s, info.attacker_s).attackers_mixed,
         "dispersion": float(info.dispersion),
         "dissimilarity": float(info.dissimilarity),
         "gradient_dissimilarity": float(info.gradient_dissimilarity),
@@ -94,6 +95,42 @@ def agreement(info: RoundInfo, fleet: Fleet) -> float:
     if fleet.planted is None or not info.present_s.any() or (info.cohort_s < 0).any():
         return float("nan")
     return float(metrics.agreement(info.labels_s, fleet.planted[info.cohort_s]))
+
+
+class Company(NamedTuple):
+    """Whom attackers sat with; NaN where a round has nobody of that kind.
+
+    Attributes:
+      attackers_mixed: share of the attackers that shared a coalition with an honest client.
+      attackers_alone: share of the attackers in a coalition of one; the rest sat with
+        attackers only.
+      honest_mixed: share of the honest clients that shared a coalition with an attacker.
+    """
+
+    attackers_mixed: float
+    attackers_alone: float
+    honest_mixed: float
+
+
+def company(labels_s: np.ndarray, attacker_s: np.ndarray) -> Company:
+    """Who sat with whom, of those who took part.
+
+    Args:
+      labels_s: `[S]` coalition of each client, -1 if left out.
+      attacker_s: `[S]` bool.
+    """
+    present_s = labels_s >= 0
+    same_ss = labels_s[:, None] == labels_s[None, :]
+    bad_s, good_s = present_s & attacker_s, present_s & ~attacker_s
+
+    def share(true_s, of_s):
+        return float(true_s[of_s].mean()) if of_s.any() else float("nan")
+
+    return Company(
+        attackers_mixed=share((same_ss & good_s).any(axis=1), bad_s),
+        attackers_alone=share(same_ss.sum(axis=1) == 1, bad_s),
+        honest_mixed=share((same_ss & bad_s).any(axis=1), good_s),
+    )
 
 
 def coalition_sizes(labels_s: np.ndarray) -> list[int]:

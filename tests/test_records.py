@@ -5,6 +5,9 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 
 from fedjax_hk import data, metrics, records
 from fedjax_hk.engine import RoundInfo
@@ -114,6 +117,42 @@ def test_agreement_needs_the_truth(fleet):
     assert math.isnan(records.agreement(info_of(fleet), fleet._replace(planted=None)))
     planted = np.array([0, 9, 9, 0, 9, 1])
     assert records.agreement(info_of(fleet), fleet._replace(planted=planted)) == 1.0
+
+
+@given(
+    hnp.arrays(np.int32, st.integers(1, 12), elements=st.integers(-1, 4)).flatmap(
+        lambda labels_s: st.tuples(st.just(labels_s), hnp.arrays(bool, len(labels_s)))
+    )
+)
+def test_who_sat_with_whom(drawn):
+    labels_s, attacker_s = drawn
+    sat = {True: [], False: []}  # by attackers: (with an honest client, with an attacker)
+    for i in np.flatnonzero(labels_s >= 0):
+        others = [j for j in range(len(labels_s)) if j != i and labels_s[j] == labels_s[i]]
+        kinds = {bool(attacker_s[j]) for j in others}
+        sat[bool(attacker_s[i])].append((False in kinds, True in kinds))
+
+    def share(found):
+        return sum(found) / len(found) if found else math.nan
+
+    expected = (
+        share([honest for honest, _ in sat[True]]),
+        share([not honest and not attacker for honest, attacker in sat[True]]),
+        share([attacker for _, attacker in sat[False]]),
+    )
+    np.testing.assert_allclose(records.company(labels_s, attacker_s), expected)
+
+
+def test_attackers_of_a_round(fleet):
+    # Coalitions {0, 3} and {5}; client 2 is left out.
+    def mixed(*attacker_s):
+        info = info_of(fleet, attacker_s=np.array(attacker_s))
+        return records.round_row(1, info, fleet, 0.0)["attackers_mixed"]
+
+    assert mixed(True, True, False, False) == 1
+    assert mixed(True, False, False, True) == 0.5
+    assert mixed(True, False, True, True) == 0
+    assert math.isnan(mixed(False, True, False, False))
 
 
 def test_coalition_sizes_are_largest_first():
