@@ -206,7 +206,7 @@ def run_seed(prepared, attack: Attack, seed: int) -> dict[str, Any]:
     start = time.process_time()
     for round_number in range(1, FLAGS.rounds + 1):
         state, info = jax.block_until_ready(simulation.step(prepared, state, round_number))
-        info = jax.tree.map(np.asarray, info._replace(grams=None, forecast_nw=None))
+        info = jax.tree.map(np.asarray, info._replace(grams=None, outputs_nw=None))
         errors.append(metrics.spread(info.errors.mae_units[~attacker_n])["mean"])
         attacker_s = attacker_n[info.cohort_s]
         company = records.company(info.labels_s, attacker_s)
