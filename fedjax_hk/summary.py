@@ -291,6 +291,14 @@ def coalition_sentences(config: Config, rounds: pd.DataFrame) -> list[str]:
             f"Agreement with the planted groups (adjusted Rand index, 1 is perfect, 0 is "
             f"chance): {rounds['agreement'].mean():.2f} on average."
         )
+    if config.attack != "none" and rounds["attackers_mixed"].notna().any():
+        lines.append(
+            f"Attackers ({config.attack}) sat in a coalition with honest clients "
+            f"{100 * rounds['attackers_mixed'].mean():.0f} % of the time."
+        )
+        rule = config.rule()
+        if (rule.serve, rule.between, config.min_coalition) == ("global", "equal", 1):
+            lines.append("One that is alone weighs as much as a coalition (--min_coalition=2).")
     return lines
 
 

@@ -178,6 +178,19 @@ def test_rules_without_coalitions_say_nothing_of_them(fleet):
         assert "changed nothing" not in text
 
 
+def test_where_attackers_sat_is_said(fleet):
+    rounds = rounds_table(attackers_mixed=[np.nan, 0.25])
+    config = Config(attack="scale")
+    said = " ".join(summary.coalition_sentences(config, rounds))
+    assert "Attackers (scale) sat in a coalition with honest clients 25 % of the time." in said
+    assert "weighs as much as a coalition" in said
+    lone = " ".join(summary.coalition_sentences(Config(attack="scale", min_coalition=2), rounds))
+    assert "Attackers" in lone and "weighs as much" not in lone
+    assert "Attackers" not in " ".join(summary.coalition_sentences(Config(), rounds))
+    calm = rounds_table(attackers_mixed=np.nan)
+    assert "Attackers" not in " ".join(summary.coalition_sentences(config, calm))
+
+
 def test_troubles_are_said(fleet):
     mae = [np.inf, np.nan, 3.0, 3.0, 3.0, 3.0]
     accuracy = [np.nan, np.nan, np.nan, 0.5, 0.5, 0.5]
