@@ -55,7 +55,8 @@ ROWS: dict[str, dict] = {
     "trimmed_mean": {"agg": "trimmed_mean"},
     "multi_krum": {"agg": "multi_krum"},
     "centralized": {"agg": "centralized"},
-    "fedavg --personal_layers=Dense": {"agg": "fedavg", "personal_layers": "Dense"},
+    "fedavg --personal_layers=output": {"agg": "fedavg", "personal_layers": "output"},
+    "fedavg --finetune_epochs=1": {"agg": "fedavg", "finetune_epochs": 1},
     "hk_cosine --opinion=update --tau=0.5": {**UPDATE, "tau": 0.5},
     "hk_cosine --opinion=centered --tau=0.5": {**UPDATE, "opinion": "centered", "tau": 0.5},
     "hk_cosine --tau_mode=quantile --tau=0.95": QUANTILE,
@@ -110,7 +111,7 @@ def run_row(name, base, fleet):
     import jax
     import numpy as np
 
-    from fedjax_hk import records, simulation
+    from fedjax_hk import metrics, records, simulation
 
     prepared = simulation.prepare(dataclasses.replace(base, **ROWS[name]), fleet)
     seeds = []
@@ -124,12 +125,14 @@ def run_row(name, base, fleet):
             info = jax.tree.map(np.asarray, info)
             rows.append(records.round_row(round_number, info, fleet, seconds))
         last = rows[-1]
+        errors = info.tuned_errors or info.errors  # after the client's own epochs, if it has some
+        mae = metrics.spread(errors.mae_units)
         seeds.append(
             {
-                "mae": last["mae_units"],
-                "mse": last["mse"],
-                "accuracy": last["accuracy"],
-                "worst_tenth": last["mae_units_worst_tenth"],
+                "mae": mae["mean"],
+                "mse": metrics.spread(errors.mse)["mean"],
+                "accuracy": metrics.spread(errors.accuracy, higher_is_better=True)["mean"],
+                "worst_tenth": mae["worst_tenth"],
                 "coalitions": [row["num_coalitions"] for row in rows],
                 "sizes": last["coalition_sizes"],
                 "idle_rounds": sum(row["changes_nothing"] for row in rows),
