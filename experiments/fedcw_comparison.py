@@ -265,22 +265,23 @@ def draw(folder: pathlib.Path, path: str) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    from fedjax_hk.plots import INK, PALETTE
+    from fedjax_hk.plots import INK, PALETTE, REST
 
     found = load(folder)
     figure = Figure(figsize=(9.5, 7.5), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = np.ravel(figure.subplots(2, -(-len(FLAGS.alphas) // 2), sharex=True, squeeze=False))
-    colors = [*PALETTE, INK, "#8a939c", PALETTE[0]]
+    axes = np.ravel(
+        figure.subplots(2, -(-len(FLAGS.alphas) // 2), sharex=True, sharey=True, squeeze=False)
+    )
+    colors, dashes = [*PALETTE, REST, REST, INK], ["-"] * 6 + [":", "-.", "--"]
     for alpha, axis in zip(FLAGS.alphas, axes, strict=False):
         for index, method in enumerate(METHODS):
             if (method, alpha) not in found:
                 continue
             rows = found[method, alpha]["seeds"]
             mean = np.mean([[100 * row["accuracy"] for row in seed] for seed in rows], axis=0)
-            style = "--" if method.startswith("fedcw") else "-"
             axis.plot(
-                np.arange(1, len(mean) + 1), mean, style, color=colors[index], lw=1.6,
+                np.arange(1, len(mean) + 1), mean, dashes[index], color=colors[index], lw=1.6,
                 marker="os^Dv*PX<"[index], ms=4, markevery=(index, 9), label=method,
             )  # fmt: skip
         axis.set_title(f"alpha = {alpha}", loc="left")
