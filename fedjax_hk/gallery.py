@@ -106,11 +106,12 @@ def _errors(run: RunTables) -> Iterator[Picture]:
     name, side = task.naive_names[best], "above" if task.higher_is_better else "below"
     alone_n = clients.index.isin(isolated_clients(clients).index)
     alone_n &= not alone_n.all()
+    marked = " Triangles: clients that were mostly alone." if alone_n.any() else ""
     yield Picture(
         "errors_against_naive",
         f"All clients against the best {task.naive}",
         f"One mark a client; {side} the dashed line the model is better than the {task.naive} "
-        f"({name}). Triangles: clients that were mostly alone.",
+        f"({name}).{marked}",
         f"Scatter of {len(clients)} clients; the model is better for {(apart < 0).sum()} of them.",
         plots.errors_against_naive(
             task.factor * clients[f"{best}_{task.headline}"].to_numpy(),

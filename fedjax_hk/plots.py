@@ -238,6 +238,7 @@ def coalition_maps(
             ("smaller ones", multi_ts[:, 3:].sum(axis=1), PALETTE[4]),
             ("alone", (sizes_ts == 1).sum(axis=1), REST),
         ]
+        bands = [band for band in bands if band[1].any()]  # the legend names what can be seen
         axes.stackplot(limits, [b[1] for b in bands], labels=[b[0] for b in bands],
                        colors=[b[2] for b in bands], step="post", lw=0, alpha=0.8)  # fmt: skip
         axes.step(limits, found.num_coalitions_t, where="post", color=INK, lw=2,
@@ -251,6 +252,7 @@ def coalition_maps(
         axes.xaxis.set_major_locator(FixedLocator(_tau_ticks(low)))
         axes.xaxis.set_minor_locator(NullLocator())
         axes.xaxis.set_major_formatter(FuncFormatter(_tau_text))
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         axes.set(title=titles[space], ylabel="clients", ylim=(0, sizes_ts.sum(axis=1).max()))
     rows[-1].set_xlabel("tau: smallest cosine of neighbors")
     handles = {}
@@ -300,6 +302,9 @@ def affinity(found: Affinity, limit: float, measure: str, grouped: bool) -> Figu
         if np.isfinite(limit) and limit > 0:
             low, high = min(low, limit * 0.8), max(high, limit * 1.25)
         histogram.set_xscale("log")
+        histogram.xaxis.set_major_locator(FixedLocator(_log_ticks(low, high)))
+        histogram.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        histogram.xaxis.set_minor_locator(NullLocator())
         bins = np.geomspace(low, high, 40)
     else:
         bins = 40
@@ -312,7 +317,20 @@ def affinity(found: Affinity, limit: float, measure: str, grouped: bool) -> Figu
     else:
         histogram.set_title("All pairs")
     histogram.set(xlabel=measure, ylabel="pairs")
+    histogram.yaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     return figure
+
+
+def _log_ticks(low: float, high: float) -> list[float]:
+    """Up to six labelled values on a log axis: powers of ten, or 1, 2, 5 times them where these
+    are few."""
+    decades = np.arange(np.floor(np.log10(low)), np.ceil(np.log10(high)) + 1)
+    for steps in ((1.0, 2.0, 5.0), (1.0, 3.0), (1.0,)):
+        ticks = [step * 10.0**power for power in decades for step in steps]
+        ticks = [tick for tick in ticks if low <= tick <= high]
+        if len(ticks) <= 6:
+            return ticks
+    return ticks[:: -(-len(ticks) // 6)]
 
 
 def _name_axes(axes, names: Sequence[str]) -> None:

@@ -98,14 +98,24 @@ def _what_was_run(run: RunTables) -> list[str]:
             f"{len(run.clients)} clients with {train.median():.0f} training and "
             f"{test.median():.0f} test {samples} each (median)."
         )
-    cohort = (
-        f"Of them, {int(rounds['sampled_clients'].iloc[-1])} were drawn for each round; a round "
-        f"took {rounds['seconds'].median():.3g} s (median)."
-    )
+    took = f"A round took {rounds['seconds'].median():.3g} s (median)."
     return [
         page.heading("What was run"),
-        page.paragraphs([source, held + " " + cohort, *rule_in_words(run.config)]),
+        page.paragraphs([source, f"{held} {_drawn(run)} {took}", *rule_in_words(run.config)]),
     ]
+
+
+def _drawn(run: RunTables) -> str:
+    """How many clients a round asked."""
+    drawn = run.rounds["sampled_clients"]
+    if run.config.rule().select == "pooled":
+        return ""
+    if drawn.nunique() == 1:
+        return f"Of them, {drawn.iloc[0]} were drawn for each round."
+    return (
+        f"Of them, {drawn.iloc[0]} were drawn for the first round and {drawn.iloc[-1]} for the "
+        "last."
+    )
 
 
 def _errors(run: RunTables) -> list[str]:
@@ -113,7 +123,7 @@ def _errors(run: RunTables) -> list[str]:
         return []
     return [
         page.heading("Errors"),
-        page.table(*summary.error_table(run.clients, run.unit, run.task), "Errors"),
+        page.table(*summary.error_table(run.config, run.clients, run.unit), "Errors"),
         page.paragraphs(
             [
                 "Means over the clients, each client counting once; worst tenth: the mean of the "
