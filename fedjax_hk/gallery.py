@@ -196,7 +196,7 @@ def _affinity(run: RunTables) -> Iterator[Picture]:
     found = views.affinity(run.opinions, space)
     if found is None or not (found.pairs > 0).any():
         return
-    grouped = run.config.rule().partition not in BLIND
+    grouped = run.config.rule().partition not in ("none", "singletons")
     measure = "distance" if run.opinions.kind == "ball" else "1 - cosine"
     low, middle, high = np.quantile(found.pairs, (0, 0.5, 1))
     order = "ordered by coalition, largest first, white lines between them" if grouped else ""

@@ -99,6 +99,9 @@ def _what_was_run(run: RunTables) -> list[str]:
             f"{test.median():.0f} test {samples} each (median)."
         )
     took = f"A round took {rounds['seconds'].median():.3g} s (median)."
+    if "bytes_down" in rounds and rounds["bytes_down"].any():
+        down, up = (rounds[f"bytes_{way}"].sum() / 1e6 for way in ("down", "up"))
+        took += f" In all, {down:.3g} MB went to the clients and {up:.3g} MB came back."
     return [
         page.heading("What was run"),
         page.paragraphs([source, f"{held} {_drawn(run)} {took}", *rule_in_words(run.config)]),
@@ -136,8 +139,9 @@ def _errors(run: RunTables) -> list[str]:
 
 def _coalitions(run: RunTables) -> list[str]:
     sentences = summary.coalition_sentences(run.config, run.rounds)
-    if not sentences:
-        return [page.heading("Coalitions"), page.paragraphs(rule_in_words(run.config)[:1])]
+    sentences = sentences or rule_in_words(run.config)[:1]
+    if run.config.rule().partition in ("none", "singletons"):
+        return [page.heading("Coalitions"), page.paragraphs(sentences)]
     last = run.coalitions[run.coalitions["round"] == run.rounds["round"].iloc[-1]]
     last = last[last["status"] == "took part"]
     groups = sorted(last.groupby("coalition")["client"].agg(list), key=len, reverse=True)
@@ -212,9 +216,35 @@ def _left_out(run: RunTables) -> list[str]:
             page.paragraphs(["Drawn for a round, but not part of it:"]),
             page.table(rows, ["client", "reason", "rounds"], "Clients left out of rounds"),
         ]
+    parts += _unheard(run)
     if len(parts) == 1:
         parts.append(page.paragraphs(["Nobody."]))
     return parts
+
+
+def _unheard(run: RunTables) -> list[str]:
+    """Clients whose models the server had and gave no weight, as Krum or `min_coalition` do."""
+    if run.config.rule().serve == "coalition":  # nobody is served what the weights make
+        return []
+    seen = run.coalitions[run.coalitions["status"] == "took part"]
+    found = seen.assign(unheard=seen["weight"] == 0).groupby("client")["unheard"]
+    table = found.agg(["sum", "size"]).sort_values("sum", ascending=False, kind="stable")
+    table = table[table["sum"] > 0]
+    if not len(table):
+        return []
+    attackers = set(seen["client"][seen["attacker"]]) if "attacker" in seen else set()
+    rows = [
+        [client, f"{row['sum']} of {row['size']}", "yes" if client in attackers else "no"]
+        for client, row in table.head(ROWS_SHOWN).iterrows()
+    ]
+    header = ["client", "rounds", "attacker"]
+    if run.config.attack == "none":
+        rows, header = [row[:2] for row in rows], header[:2]
+    more = f" (the first {ROWS_SHOWN} of {len(table)})" if len(table) > ROWS_SHOWN else ""
+    return [
+        page.paragraphs([f"Took part, but did not count in the average{more}:"]),
+        page.table(rows, header, "Clients without weight"),
+    ]
 
 
 def _to_try(run: RunTables) -> list[str]:

@@ -231,6 +231,26 @@ def test_planted_groups_and_clients_left_out_of_rounds(tmp_path):
     assert "not finite" in text and fleet.client_ids[0] in text
 
 
+def test_clients_without_weight_are_named(tmp_path):
+    weights_s = np.full(CLIENTS, 1 / (CLIENTS - 1))
+    weights_s[2] = 0
+    config = Config(agg="multi_krum", attack="scale", rounds=2)
+    attacker_s = np.arange(CLIENTS) == 2
+    _, text = quick(tmp_path / "run", config=config, weights_s=weights_s, attacker_s=attacker_s)
+    assert "Took part, but did not count in the average:" in text
+    assert re.search(r"attacker\s+h0002\s+2 of 2\s+yes\s", text)
+    assert "In all, 6.4e-05 MB went to the clients" in text  # 4 bytes, 8 clients, 2 rounds
+
+
+def test_references_say_what_they_are(tmp_path):
+    """The true groups are shown; a pooled model has no cohort and no federated name."""
+    fleet = fleet_of()._replace(planted=np.arange(CLIENTS) % 2)
+    _, text = quick(tmp_path / "oracle", fleet=fleet, config=Config(agg="oracle", rounds=2))
+    assert "true groups" in text and "members" in text and "the coalition's model" in text
+    _, text = quick(tmp_path / "pooled", config=Config(agg="centralized", rounds=2))
+    assert "drawn for" not in text and "the central model" in text
+
+
 def test_a_run_that_was_stopped(tmp_path):
     config = Config(opinion="update", tau=0.5, rounds=9)
     path = make_run(tmp_path / "run", config, finish=False)
