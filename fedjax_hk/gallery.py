@@ -131,7 +131,7 @@ def _forecasts(run: RunTables) -> Iterator[Picture]:
         rows = views.last_forecasts(run.forecasts, client)
         if not len(rows):
             continue
-        panels.append((f"{plots.plain(client, 16)}: {role} ({mae[client]:.3g})", rows))
+        panels.append((f"{plots.plain(client, 16)}: {role} ({mae[client]:.4g})", rows))
         said.append(f"{client}, {role}, mean absolute error {mae[client]:.4g} {run.unit}")
     if panels:
         yield Picture(
