@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compile_quickly")]
 ROUNDS, CLIENTS, COHORT = 5, 6, 4
 SMALL = (f"--rounds={ROUNDS}", "--epochs=1", "--devices=1")
 TASKS = {
-    "embedded": (f"--fleet_clients={CLIENTS}", "--fleet_days=60"),
+    "embedded": (f"--fleet_clients={CLIENTS}", "--fleet_days=75"),
     "digits": ("--task=digits", "--model=mlp", f"--num_clients={CLIENTS}"),
 }
 
