@@ -371,6 +371,38 @@ def test_ticks_of_tau_leave_each_other_room(low, expected):
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (1.3, 280.0, [10, 100]),
+        (2e-5, 4.2e-4, [2e-5, 5e-5, 1e-4, 2e-4]),
+        (0.3, 0.9, [0.5]),
+        (1e-9, 1e3, [1e-9, 1e-6, 1e-3, 1e0, 1e3]),
+    ],
+)
+def test_ticks_of_a_log_axis_are_few(low, high, expected):
+    found = plots._log_ticks(low, high)
+    assert len(found) <= 6 and all(low <= tick <= high for tick in found)
+    assert {f"{tick:g}" for tick in expected} <= {f"{tick:g}" for tick in found}
+
+
+def test_large_errors_do_not_hide_the_others():
+    naive_n = np.array([0.0, 40, 50, 60, 70, 80, 90, 100])
+    model_n = np.array([3.0, 41, 48, 66, 70, 85, 99, 2000])
+    nobody = np.zeros(8, bool)
+
+    def drawn(model_n, **options):
+        return plots.errors_against_naive(naive_n, model_n, nobody, "naive", "L", **options).axes[0]
+
+    far = drawn(model_n)
+    assert far.get_xscale() == far.get_yscale() == "symlog" and far.get_xlim() == far.get_ylim()
+    places = far.transLimits.transform(far.transScale.transform(np.c_[naive_n, model_n]))
+    assert places.min() >= 0 and places.max() <= 1
+    assert np.ptp(places[1:-1, 0]) > 0.1  # an even scale would leave them 0.03
+    assert drawn(model_n.clip(max=200)).get_xscale() == "linear"
+    assert drawn(model_n / 2000, most=1.0).get_xscale() == "linear"  # shares
+
+
 def test_names_in_pictures_are_short_and_no_formulas():
     assert plots.plain("$x^2$ and $") == r"\$x^2\$ and \$"
     assert plots.plain("a\tb\x00c") == "a·b·c"
