@@ -224,10 +224,11 @@ def _check_choices(config: Config, rule: Rule):
                 f"--{flag}: --select=pooled trains one model on the windows of all clients, so "
                 "there are no clients that this could mean; leave it out."
             )
-    if partition == "planted" and config.data:
+    if partition == "planted" and (config.data or TASK_OF[config.task] != "forecast"):
+        other = f"--data={config.data}" if config.data else f"--task={config.task}"
         yield (
-            f"--data={config.data}: the true groups that --agg={config.agg} uses are known for "
-            "the embedded fleet only; use a rule that finds groups, such as --agg=hk_cosine."
+            f"{other}: the true groups that --agg={config.agg} uses are known for the embedded "
+            "fleet only; use a rule that finds groups, such as --agg=hk_cosine."
         )
 
 

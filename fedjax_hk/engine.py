@@ -48,6 +48,7 @@ from fedjax_hk.tasks import TASKS, Task
 from fedjax_hk.types import Array, Params, Samples
 
 AFFINITY_LEVELS = (0.0, 0.25, 0.5, 0.75, 1.0)
+CPU_LEVEL = 2  # of XLA: level 3 compiles a third longer and runs no faster (jax 0.10.2)
 
 
 class FleetArrays(NamedTuple):
@@ -153,7 +154,8 @@ class RoundInfo(NamedTuple):
 
 
 class Traffic(NamedTuple):
-    """Bytes that a client receives when it is asked, and sends when it answers."""
+    """Bytes that a client receives when it is asked, and sends when it answers; 0 where nothing
+    is federated."""
 
     down: int
     up: int
@@ -254,6 +256,9 @@ def make_engine(
     )
     sent = 4 * (model.num_parameters - (0 if own is None else len(own)))
     sent += 4 * model.num_parameters if trainer.control else 0
+    alone = rule.partition == "singletons" and rule.serve == "coalition"
+    if alone or rule.select == "pooled":
+        sent = 0
     return Engine(steps.init, steps.run, steps.judge, mesh, Traffic(sent, sent))
 
 
@@ -642,6 +647,5 @@ def compile_round(
     everywhere = NamedSharding(engine.mesh, P())
     jitted = jax.jit(engine.round, in_shardings=everywhere, out_shardings=everywhere)
     lowered = jitted.lower(state, fleet, jnp.int32(0), run_key, hparams)
-    # On a CPU, level 3 compiles a third longer and runs no faster (jax 0.10.2).
     on_cpu = engine.mesh.devices.flat[0].platform == "cpu"
-    return lowered.compile({"xla_backend_optimization_level": 2} if on_cpu else None)
+    return lowered.compile({"xla_backend_optimization_level": CPU_LEVEL} if on_cpu else None)

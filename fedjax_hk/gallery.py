@@ -106,11 +106,12 @@ def _errors(run: RunTables) -> Iterator[Picture]:
     name, side = task.naive_names[best], "above" if task.higher_is_better else "below"
     alone_n = clients.index.isin(isolated_clients(clients).index)
     alone_n &= not alone_n.all()
+    marked = " Triangles: clients that were mostly alone." if alone_n.any() else ""
     yield Picture(
         "errors_against_naive",
         f"All clients against the best {task.naive}",
         f"One mark a client; {side} the dashed line the model is better than the {task.naive} "
-        f"({name}). Triangles: clients that were mostly alone.",
+        f"({name}).{marked}",
         f"Scatter of {len(clients)} clients; the model is better for {(apart < 0).sum()} of them.",
         plots.errors_against_naive(
             task.factor * clients[f"{best}_{task.headline}"].to_numpy(),
@@ -130,7 +131,7 @@ def _forecasts(run: RunTables) -> Iterator[Picture]:
         rows = views.last_forecasts(run.forecasts, client)
         if not len(rows):
             continue
-        panels.append((f"{plots.plain(client, 16)}: {role} ({mae[client]:.3g})", rows))
+        panels.append((f"{plots.plain(client, 16)}: {role} ({mae[client]:.4g})", rows))
         said.append(f"{client}, {role}, mean absolute error {mae[client]:.4g} {run.unit}")
     if panels:
         yield Picture(
@@ -195,7 +196,7 @@ def _affinity(run: RunTables) -> Iterator[Picture]:
     found = views.affinity(run.opinions, space)
     if found is None or not (found.pairs > 0).any():
         return
-    grouped = run.config.rule().partition not in BLIND
+    grouped = run.config.rule().partition not in ("none", "singletons")
     measure = "distance" if run.opinions.kind == "ball" else "1 - cosine"
     low, middle, high = np.quantile(found.pairs, (0, 0.5, 1))
     order = "ordered by coalition, largest first, white lines between them" if grouped else ""

@@ -34,8 +34,9 @@ table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabul
 th, td { padding: .25rem .7rem .25rem 0; border-bottom: 1px solid var(--line); text-align: left;
   vertical-align: top; overflow-wrap: normal; }
 td.text { min-width: 9rem; overflow-wrap: anywhere; }
-td.number, th.number { text-align: right; white-space: nowrap; }
-td.short, td code { white-space: nowrap; }
+td.number, th.number { text-align: right; }
+th { vertical-align: bottom; }
+td.number, td.short, td code { white-space: nowrap; }
 details { margin: .8rem 0; }
 figure { margin: .5rem 0 1.5rem; max-width: 36rem; }
 figure svg { display: block; width: 100%; height: auto; color: var(--ink); }

@@ -219,6 +219,12 @@ def _tau_text(limit: float, _=None) -> str:
     return f"{1 - limit:.{digits}f}".replace("-", "\N{MINUS SIGN}")
 
 
+# In the order of the legend, whatever each map shows.
+_MAP_NAMES = (
+    "largest", "2nd and 3rd", "smaller ones", "alone", "number of coalitions", "this run's tau",
+)  # fmt: skip
+
+
 @_styled
 def coalition_maps(
     maps: Mapping[str, CoalitionMap], used: Mapping[str, float], titles: Mapping[str, str]
@@ -232,32 +238,36 @@ def coalition_maps(
     for axes, (space, found) in zip(rows, maps.items(), strict=True):
         limits, sizes_ts = found.limits_t, found.sizes_ts.astype(float)
         multi_ts = np.where(sizes_ts > 1, sizes_ts, 0)
-        bands = [
-            ("largest", multi_ts[:, 0], PALETTE[0]),
-            ("2nd and 3rd", multi_ts[:, 1:3].sum(axis=1), PALETTE[1]),
-            ("smaller ones", multi_ts[:, 3:].sum(axis=1), PALETTE[4]),
-            ("alone", (sizes_ts == 1).sum(axis=1), REST),
-        ]
+        sizes = (
+            multi_ts[:, 0],
+            multi_ts[:, 1:3].sum(axis=1),
+            multi_ts[:, 3:].sum(axis=1),
+            (sizes_ts == 1).sum(axis=1),
+        )
+        colors = (PALETTE[0], PALETTE[1], PALETTE[4], REST)
+        bands = [band for band in zip(_MAP_NAMES, sizes, colors, strict=False) if band[1].any()]
         axes.stackplot(limits, [b[1] for b in bands], labels=[b[0] for b in bands],
                        colors=[b[2] for b in bands], step="post", lw=0, alpha=0.8)  # fmt: skip
         axes.step(limits, found.num_coalitions_t, where="post", color=INK, lw=2,
-                  label="number of coalitions")  # fmt: skip
+                  label=_MAP_NAMES[4])  # fmt: skip
         if space in used:
             axes.axvline(used[space], color="white", lw=4)
-            axes.axvline(used[space], color=NAIVE, dashes=(3, 2), lw=2, label="this run's tau")
+            axes.axvline(used[space], color=NAIVE, dashes=(3, 2), lw=2, label=_MAP_NAMES[5])
         axes.set_xscale("log")
         low = min(limits[0], used.get(space, limits[0]))
         axes.set_xlim(2.0, low)  # to the right, tau grows
         axes.xaxis.set_major_locator(FixedLocator(_tau_ticks(low)))
         axes.xaxis.set_minor_locator(NullLocator())
         axes.xaxis.set_major_formatter(FuncFormatter(_tau_text))
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         axes.set(title=titles[space], ylabel="clients", ylim=(0, sizes_ts.sum(axis=1).max()))
     rows[-1].set_xlabel("tau: smallest cosine of neighbors")
     handles = {}
     for axes in rows:
         handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-    rows[-1].legend(handles.values(), handles.keys(), loc="upper left", ncols=2, borderaxespad=0,
-                    bbox_to_anchor=(-0.02, -0.34))  # fmt: skip
+    named = [name for name in _MAP_NAMES if name in handles]
+    rows[-1].legend([handles[name] for name in named], named, loc="upper left", ncols=2,
+                    borderaxespad=0, bbox_to_anchor=(-0.02, -0.34))  # fmt: skip
     return figure
 
 
@@ -300,6 +310,9 @@ def affinity(found: Affinity, limit: float, measure: str, grouped: bool) -> Figu
         if np.isfinite(limit) and limit > 0:
             low, high = min(low, limit * 0.8), max(high, limit * 1.25)
         histogram.set_xscale("log")
+        histogram.xaxis.set_major_locator(FixedLocator(_log_ticks(low, high)))
+        histogram.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        histogram.xaxis.set_minor_locator(NullLocator())
         bins = np.geomspace(low, high, 40)
     else:
         bins = 40
@@ -312,7 +325,20 @@ def affinity(found: Affinity, limit: float, measure: str, grouped: bool) -> Figu
     else:
         histogram.set_title("All pairs")
     histogram.set(xlabel=measure, ylabel="pairs")
+    histogram.yaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     return figure
+
+
+def _log_ticks(low: float, high: float) -> list[float]:
+    """Up to six labelled values on a log axis: powers of ten, or 1, 2, 5 times them where these
+    are few."""
+    decades = np.arange(np.floor(np.log10(low)), np.ceil(np.log10(high)) + 1)
+    for steps in ((1.0, 2.0, 5.0), (1.0, 3.0), (1.0,)):
+        ticks = [step * 10.0**power for power in decades for step in steps]
+        ticks = [tick for tick in ticks if low <= tick <= high]
+        if len(ticks) <= 6:
+            return ticks
+    return ticks[:: -(-len(ticks) // 6)]
 
 
 def _name_axes(axes, names: Sequence[str]) -> None:
@@ -354,7 +380,7 @@ def errors_against_naive(
     figure, (axes,) = _figure(5.2)
     both = np.concatenate([naive_n, model_n])
     positive = both[both > 0]
-    low, high = (positive.min(), positive.max()) if len(positive) else (0.1, 1.0)
+    high = positive.max() if len(positive) else 1.0
     many = len(naive_n) > 300
     for side, color, marker, who in (
         (~alone_n, MODEL, "o", "clients"),
@@ -365,12 +391,15 @@ def errors_against_naive(
                          marker=marker, alpha=0.65, lw=0, label=who, rasterized=many)  # fmt: skip
     if np.isfinite(most):
         ends = most * np.array([-0.03, 1.03])
-    elif high > 20 * low and len(positive) == len(both):
-        axes.set_xscale("log")
-        axes.set_yscale("log")
-        for axis in (axes.xaxis, axes.yaxis):
+    elif len(positive) and high > 5 * np.median(positive):
+        # A few large errors would push all others into a corner; of small ones, some are 0.
+        ends = np.array([0, high * 1.2])
+        linear = np.quantile(positive, 0.1)
+        for axis, scale in ((axes.xaxis, axes.set_xscale), (axes.yaxis, axes.set_yscale)):
+            scale("symlog", linthresh=linear, linscale=0.5)
+            axis.set_major_locator(FixedLocator([0, *_log_ticks(linear, high)]))
             axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        ends = np.array([low / 1.2, high * 1.2])
+            axis.set_minor_locator(NullLocator())
     else:
         ends = np.array([0, high * 1.05])
     axes.plot(ends, ends, color=INK, lw=1, dashes=(4, 2), label="equal")

@@ -98,14 +98,27 @@ def _what_was_run(run: RunTables) -> list[str]:
             f"{len(run.clients)} clients with {train.median():.0f} training and "
             f"{test.median():.0f} test {samples} each (median)."
         )
-    cohort = (
-        f"Of them, {int(rounds['sampled_clients'].iloc[-1])} were drawn for each round; a round "
-        f"took {rounds['seconds'].median():.3g} s (median)."
-    )
+    took = f"A round took {rounds['seconds'].median():.3g} s (median)."
+    if "bytes_down" in rounds and rounds["bytes_down"].any():
+        down, up = (rounds[f"bytes_{way}"].sum() / 1e6 for way in ("down", "up"))
+        took += f" In all, {down:.3g} MB went to the clients and {up:.3g} MB came back."
     return [
         page.heading("What was run"),
-        page.paragraphs([source, held + " " + cohort, *rule_in_words(run.config)]),
+        page.paragraphs([source, f"{held} {_drawn(run)} {took}", *rule_in_words(run.config)]),
     ]
+
+
+def _drawn(run: RunTables) -> str:
+    """How many clients a round asked."""
+    drawn = run.rounds["sampled_clients"]
+    if run.config.rule().select == "pooled":
+        return ""
+    if drawn.nunique() == 1:
+        return f"Of them, {drawn.iloc[0]} were drawn for each round."
+    return (
+        f"Of them, {drawn.iloc[0]} were drawn for the first round and {drawn.iloc[-1]} for the "
+        "last."
+    )
 
 
 def _errors(run: RunTables) -> list[str]:
@@ -113,7 +126,7 @@ def _errors(run: RunTables) -> list[str]:
         return []
     return [
         page.heading("Errors"),
-        page.table(*summary.error_table(run.clients, run.unit, run.task), "Errors"),
+        page.table(*summary.error_table(run.config, run.clients, run.unit), "Errors"),
         page.paragraphs(
             [
                 "Means over the clients, each client counting once; worst tenth: the mean of the "
@@ -126,8 +139,9 @@ def _errors(run: RunTables) -> list[str]:
 
 def _coalitions(run: RunTables) -> list[str]:
     sentences = summary.coalition_sentences(run.config, run.rounds)
-    if not sentences:
-        return [page.heading("Coalitions"), page.paragraphs(rule_in_words(run.config)[:1])]
+    sentences = sentences or rule_in_words(run.config)[:1]
+    if run.config.rule().partition in ("none", "singletons"):
+        return [page.heading("Coalitions"), page.paragraphs(sentences)]
     last = run.coalitions[run.coalitions["round"] == run.rounds["round"].iloc[-1]]
     last = last[last["status"] == "took part"]
     groups = sorted(last.groupby("coalition")["client"].agg(list), key=len, reverse=True)
@@ -202,9 +216,35 @@ def _left_out(run: RunTables) -> list[str]:
             page.paragraphs(["Drawn for a round, but not part of it:"]),
             page.table(rows, ["client", "reason", "rounds"], "Clients left out of rounds"),
         ]
+    parts += _unheard(run)
     if len(parts) == 1:
         parts.append(page.paragraphs(["Nobody."]))
     return parts
+
+
+def _unheard(run: RunTables) -> list[str]:
+    """Clients whose models the server had and gave no weight, as Krum or `min_coalition` do."""
+    if run.config.rule().serve == "coalition":  # nobody is served what the weights make
+        return []
+    seen = run.coalitions[run.coalitions["status"] == "took part"]
+    found = seen.assign(unheard=seen["weight"] == 0).groupby("client")["unheard"]
+    table = found.agg(["sum", "size"]).sort_values("sum", ascending=False, kind="stable")
+    table = table[table["sum"] > 0]
+    if not len(table):
+        return []
+    attackers = set(seen["client"][seen["attacker"]]) if "attacker" in seen else set()
+    rows = [
+        [client, f"{row['sum']} of {row['size']}", "yes" if client in attackers else "no"]
+        for client, row in table.head(ROWS_SHOWN).iterrows()
+    ]
+    header = ["client", "rounds", "attacker"]
+    if run.config.attack == "none":
+        rows, header = [row[:2] for row in rows], header[:2]
+    more = f" (the first {ROWS_SHOWN} of {len(table)})" if len(table) > ROWS_SHOWN else ""
+    return [
+        page.paragraphs([f"Took part, but did not count in the average{more}:"]),
+        page.table(rows, header, "Clients without weight"),
+    ]
 
 
 def _to_try(run: RunTables) -> list[str]:

@@ -92,7 +92,12 @@ def _agglomerative(config: Config) -> str:
 
 
 PARTITION_WORDS: dict[str, Callable[[Config], str]] = {
-    "none": lambda config: "No coalitions: the server makes one model of all that it gets.",
+    "none": lambda config: (
+        "No coalitions: one model is trained on the samples of all clients at once; nothing is "
+        "federated."
+        if config.rule().select == "pooled"
+        else "No coalitions: the server makes one model of all that it gets."
+    ),
     "singletons": lambda config: "No federation: every client trains alone.",
     "hk_cosine": _hk,
     "hk_euclidean": _hk,
@@ -113,9 +118,7 @@ SELECT_WORDS: dict[str, Callable[[Config], str]] = {
         "Who takes part: those whose models went farthest, fewer each round (by the factor "
         f"exp(-{value_of(config, 'select_decay'):g}))."
     ),
-    "pooled": lambda config: (
-        "One model is trained on the samples of all clients at once; nothing is federated."
-    ),
+    "pooled": lambda config: "",
 }
 
 LOCAL_WORDS: dict[str, Callable[[Config], str]] = {

@@ -27,8 +27,8 @@ def describe_fleet(fleet: Fleet) -> str:
     samples = TASKS[fleet.task].samples
     lines = [
         f"Data: {fleet.source}",
-        f"  {len(fleet.client_ids)} clients, {int(np.median(train_n))} training and "
-        f"{int(np.median(test_n))} test {samples} each (median; {train_n.min()} to "
+        f"  {len(fleet.client_ids)} clients, {np.median(train_n):.0f} training and "
+        f"{np.median(test_n):.0f} test {samples} each (median; {train_n.min()} to "
         f"{train_n.max()} training).",
     ]
     if fleet.excluded:
@@ -132,7 +132,7 @@ def summarize(config: Config, unit: str, rounds: pd.DataFrame, clients: pd.DataF
     task = task_of(config)
     parts = [
         headline(config, rounds, clients) + ":",
-        format_table(*error_table(clients, unit, task)),
+        format_table(*error_table(config, clients, unit)),
         verdict(clients, unit, task),
         progress(rounds, unit, task),
         "\n".join(
@@ -171,10 +171,23 @@ def best_naive(clients: pd.DataFrame, task: Task) -> str | None:
     return min(columns, key=lambda name: task.sign * clients[columns[name]].mean())
 
 
-def error_table(clients: pd.DataFrame, unit: str, task: Task) -> tuple[list[list[str]], list[str]]:
+def model_name(config: Config) -> str:
+    """What clients are judged with, in a table."""
+    rule = config.rule()
+    if rule.select == "pooled":
+        return "the central model"
+    if rule.serve == "coalition":
+        alone = rule.partition == "singletons"
+        return "the client's own model" if alone else "the coalition's model"
+    return "the federated model"
+
+
+def error_table(
+    config: Config, clients: pd.DataFrame, unit: str
+) -> tuple[list[list[str]], list[str]]:
     """Rows and header of the errors beside the naive ones."""
-    unit = unit or "units"
-    rows = [_error_row("the federated model", clients, "", task)]
+    unit, task = unit or "units", task_of(config)
+    rows = [_error_row(model_name(config), clients, "", task)]
     rows += [
         _error_row(task.naive_names[name], clients, f"{name}_", task)
         for name in naive_columns(clients, task)
@@ -274,10 +287,11 @@ def coalition_sentences(config: Config, rounds: pd.DataFrame) -> list[str]:
         return []
     num = rounds["num_coalitions"]
     idle = int(rounds["changes_nothing"].sum())
-    lines = [
-        f"Coalitions a round: {num.min()} to {num.max()} (median {num.median():g}); "
-        f"largest weight of one client {rounds['largest_weight'].max():.3f}.",
-    ]
+    many = f"{num.min()} to {num.max()} (median {num.median():g})"
+    lines = [f"Coalitions a round: {many if num.nunique() > 1 else num.iloc[0]}"]
+    if config.rule().serve == "global":  # otherwise nobody is served what the weights make
+        lines[0] += f"; largest weight of one client {rounds['largest_weight'].max():.3f}"
+    lines[0] += "."
     if idle and config.rule().serve == "global":
         lines.append(
             f"In {idle} of {len(rounds)} rounds the partition changed nothing: the result there "

@@ -124,6 +124,7 @@ def test_numbers_that_are_not_finite_are_refused(name, value):
         ({"agg": "centralized", "attack": "scale"}, "--attack=scale", "leave it out"),
         ({"agg": "centralized", "clients_per_round": 3}, "--clients_per_round=3", "leave it out"),
         ({"agg": "oracle", "data": "a.csv"}, "--data=a.csv", "embedded fleet"),
+        ({"agg": "oracle", "task": "digits"}, "--task=digits", "embedded fleet"),
         ({"agg": "oracle", "opinion": "update"}, "--opinion=update", "--agg=hk_cosine"),
         ({"clients": "h1,h2"}, "--clients=h1,h2", "--data"),
         ({"data": "a.csv", "fleet_clients": 9}, "--fleet_clients=9", "leave one"),

@@ -231,6 +231,26 @@ def test_planted_groups_and_clients_left_out_of_rounds(tmp_path):
     assert "not finite" in text and fleet.client_ids[0] in text
 
 
+def test_clients_without_weight_are_named(tmp_path):
+    weights_s = np.full(CLIENTS, 1 / (CLIENTS - 1))
+    weights_s[2] = 0
+    config = Config(agg="multi_krum", attack="scale", rounds=2)
+    attacker_s = np.arange(CLIENTS) == 2
+    _, text = quick(tmp_path / "run", config=config, weights_s=weights_s, attacker_s=attacker_s)
+    assert "Took part, but did not count in the average:" in text
+    assert re.search(r"attacker\s+h0002\s+2 of 2\s+yes\s", text)
+    assert "In all, 6.4e-05 MB went to the clients" in text  # 4 bytes, 8 clients, 2 rounds
+
+
+def test_references_say_what_they_are(tmp_path):
+    """The true groups are shown; a pooled model has no cohort and no federated name."""
+    fleet = fleet_of()._replace(planted=np.arange(CLIENTS) % 2)
+    _, text = quick(tmp_path / "oracle", fleet=fleet, config=Config(agg="oracle", rounds=2))
+    assert "true groups" in text and "members" in text and "the coalition's model" in text
+    _, text = quick(tmp_path / "pooled", config=Config(agg="centralized", rounds=2))
+    assert "drawn for" not in text and "the central model" in text
+
+
 def test_a_run_that_was_stopped(tmp_path):
     config = Config(opinion="update", tau=0.5, rounds=9)
     path = make_run(tmp_path / "run", config, finish=False)
@@ -349,6 +369,38 @@ def test_ticks_of_tau_leave_each_other_room(low, expected):
     assert [plots._tau_text(one) for one in (2.0, 1.0, 0.5, 0.1, 0.01, 0.002)] == [
         "\N{MINUS SIGN}1", "0", "0.5", "0.9", "0.99", "0.998",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (1.3, 280.0, [10, 100]),
+        (2e-5, 4.2e-4, [2e-5, 5e-5, 1e-4, 2e-4]),
+        (0.3, 0.9, [0.5]),
+        (1e-9, 1e3, [1e-9, 1e-6, 1e-3, 1e0, 1e3]),
+    ],
+)
+def test_ticks_of_a_log_axis_are_few(low, high, expected):
+    found = plots._log_ticks(low, high)
+    assert len(found) <= 6 and all(low <= tick <= high for tick in found)
+    assert {f"{tick:g}" for tick in expected} <= {f"{tick:g}" for tick in found}
+
+
+def test_large_errors_do_not_hide_the_others():
+    naive_n = np.array([0.0, 40, 50, 60, 70, 80, 90, 100])
+    model_n = np.array([3.0, 41, 48, 66, 70, 85, 99, 2000])
+    nobody = np.zeros(8, bool)
+
+    def drawn(model_n, **options):
+        return plots.errors_against_naive(naive_n, model_n, nobody, "naive", "L", **options).axes[0]
+
+    far = drawn(model_n)
+    assert far.get_xscale() == far.get_yscale() == "symlog" and far.get_xlim() == far.get_ylim()
+    places = far.transLimits.transform(far.transScale.transform(np.c_[naive_n, model_n]))
+    assert places.min() >= 0 and places.max() <= 1
+    assert np.ptp(places[1:-1, 0]) > 0.1  # an even scale would leave them 0.03
+    assert drawn(model_n.clip(max=200)).get_xscale() == "linear"
+    assert drawn(model_n / 2000, most=1.0).get_xscale() == "linear"  # shares
 
 
 def test_names_in_pictures_are_short_and_no_formulas():
