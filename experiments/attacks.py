@@ -190,23 +190,21 @@ def naive_errors(fleet) -> dict[str, float]:
 
 def run_seed(prepared, attack: Attack, seed: int) -> dict[str, Any]:
     """One run: honest clients' error after every round, and means over rounds."""
-    import jax
     import numpy as np
 
-    from fedjax_hk import metrics, parallel, records, simulation
+    from fedjax_hk import metrics, records, simulation
 
-    hparams = prepared.hparams._replace(
+    config = dataclasses.replace(
+        prepared.config,
         attack_share=attack.share * FLAGS.attack_share,
         attack_scale=attack.scale * FLAGS.attack_scale,
+        seed=seed,
     )
-    prepared = simulation.reseed(prepared, seed)
-    prepared = prepared._replace(hparams=parallel.place(hparams, prepared.engine.mesh))
+    prepared = simulation.reuse(prepared, config)
     attacker_n = attackers_of(prepared.fleet, seed)
-    state, errors, rounds = prepared.state, [], []
+    errors, rounds = [], []
     start = time.process_time()
-    for round_number in range(1, FLAGS.rounds + 1):
-        state, info = jax.block_until_ready(simulation.step(prepared, state, round_number))
-        info = jax.tree.map(np.asarray, info._replace(grams=None, outputs_nw=None))
+    for _, info, _ in simulation.rounds(prepared):
         errors.append(metrics.spread(info.errors.mae_units[~attacker_n])["mean"])
         attacker_s = attacker_n[info.cohort_s]
         company = records.company(info.labels_s, attacker_s)

@@ -33,7 +33,7 @@ def write(path: str, rows: dict[str, dict[str, Any]], naive: dict[str, float]) -
         file.write(png)
 
 
-@plots._styled
+@plots.styled
 def draw(rows: dict[str, dict[str, Any]], naive: dict[str, float]) -> Figure:
     """Honest clients' errors by method and attack, and beside them where attackers sat."""
     figure = Figure(figsize=(10, 1.6 + 0.85 * len(rows)), layout="constrained")

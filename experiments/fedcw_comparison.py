@@ -155,29 +155,16 @@ def run_cell(method, alpha, fleets, prepared, bar):
 
 def run(method, alpha, seed, judge, numbers, fleets, prepared, bar):
     """The rounds of one run: accuracy over all test samples, traffic, effective clients."""
-    import time
-
-    import jax
-    import numpy as np
-
     from fedjax_hk import records, simulation
 
     config, fleet = config_of(method, alpha, seed, judge, numbers), fleets[alpha, seed, judge]
     if prepared is None:
         prepared = simulation.prepare(config, fleet)
-    else:  # other samples and numbers for the program that is there
-        parts = simulation.assemble(config, fleet)
-        prepared = prepared._replace(
-            config=config, fleet=fleet, arrays=parts.arrays, hparams=parts.hparams
-        )
-    prepared = simulation.reseed(prepared, seed)
-    state, rows = prepared.state, []
+    else:
+        prepared = simulation.reuse(prepared, config, fleet)
+    rows = []
     bar.set_description(f"{method} alpha {alpha} seed {seed} {judge}")
-    for round_number in range(1, FLAGS.rounds + 1):
-        start = time.perf_counter()
-        state, info = jax.block_until_ready(simulation.step(prepared, state, round_number))
-        seconds = time.perf_counter() - start
-        info = jax.tree.map(np.asarray, info)
+    for round_number, info, seconds in simulation.rounds(prepared):
         row = records.round_row(round_number, info, fleet, seconds, prepared.engine.traffic)
         rows.append(
             {

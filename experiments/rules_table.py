@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 
 from absl import app, flags, logging
 
@@ -110,7 +109,6 @@ def run_row(name, base, fleet):
     """All seeds of one row: final errors, coalitions and agreement, seconds a round."""
     import dataclasses
 
-    import jax
     import numpy as np
 
     from fedjax_hk import metrics, records, simulation
@@ -119,12 +117,8 @@ def run_row(name, base, fleet):
     seeds = []
     for seed in range(FLAGS.seeds):
         prepared = simulation.reseed(prepared, seed)
-        state, rows = prepared.state, []
-        for round_number in range(1, base.rounds + 1):
-            start = time.perf_counter()
-            state, info = jax.block_until_ready(simulation.step(prepared, state, round_number))
-            seconds = time.perf_counter() - start
-            info = jax.tree.map(np.asarray, info)
+        rows = []
+        for round_number, info, seconds in simulation.rounds(prepared):
             rows.append(records.round_row(round_number, info, fleet, seconds))
         last = rows[-1]
         errors = info.tuned_errors or info.errors  # after the client's own epochs, if it has some

@@ -51,15 +51,17 @@ _STYLE = {
 }  # fmt: skip
 
 
-def _styled(draw: Callable[..., Any]) -> Callable[..., Any]:
+def styled(draw: Callable[..., Any]) -> Callable[..., Any]:
+    """Draws in the style of all pictures."""
+
     @functools.wraps(draw)
-    def styled(*args, **options):
+    def in_style(*args, **options):
         with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
             # Names may hold letters that the font lacks; a box is drawn in their place.
             warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
             return draw(*args, **options)
 
-    return styled
+    return in_style
 
 
 def plain(text: Any, longest: int = 24) -> str:
@@ -74,7 +76,7 @@ def _label(text: str) -> str:
     return textwrap.fill(plain(text, 84), 44, break_on_hyphens=False)
 
 
-@_styled
+@styled
 def to_png(figure: Figure) -> bytes:
     """On white, whatever the viewer's background."""
     buffer = io.BytesIO()
@@ -82,7 +84,7 @@ def to_png(figure: Figure) -> bytes:
     return buffer.getvalue()
 
 
-@_styled
+@styled
 def to_svg(figure: Figure, name: str) -> str:
     """The same bytes for the same figure; identifiers begin with `name`, so that several
     pictures can stand in one page."""
@@ -129,7 +131,7 @@ def coalition_colors(labels_s: np.ndarray) -> dict[int, tuple[str, str]]:
     return found
 
 
-@_styled
+@styled
 def trajectories(moved: Trajectory) -> Figure:
     """The paper's Fig. 3: first main axis over the steps, and the plane of the first two."""
     figure, (over, plane) = _figure(7.2, 2, height_ratios=(1, 1.1))
@@ -163,7 +165,7 @@ def trajectories(moved: Trajectory) -> Figure:
     return figure
 
 
-@_styled
+@styled
 def over_rounds(
     rounds: Sequence[int],
     lines: Mapping[str, Sequence[float]],
@@ -187,7 +189,7 @@ def over_rounds(
     return figure
 
 
-@_styled
+@styled
 def forecasts(panels: Sequence[tuple[str, pd.DataFrame]], naive: str | None, unit: str) -> Figure:
     """The paper's Fig. 7: actual against forecast.
 
@@ -225,7 +227,7 @@ _MAP_NAMES = (
 )  # fmt: skip
 
 
-@_styled
+@styled
 def coalition_maps(
     maps: Mapping[str, CoalitionMap], used: Mapping[str, float], titles: Mapping[str, str]
 ) -> Figure:
@@ -256,9 +258,7 @@ def coalition_maps(
         axes.set_xscale("log")
         low = min(limits[0], used.get(space, limits[0]))
         axes.set_xlim(2.0, low)  # to the right, tau grows
-        axes.xaxis.set_major_locator(FixedLocator(_tau_ticks(low)))
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.xaxis.set_major_formatter(FuncFormatter(_tau_text))
+        _set_ticks(axes.xaxis, _tau_ticks(low), _tau_text)
         axes.yaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         axes.set(title=titles[space], ylabel="clients", ylim=(0, sizes_ts.sum(axis=1).max()))
     rows[-1].set_xlabel("tau: smallest cosine of neighbors")
@@ -284,7 +284,7 @@ def _tau_ticks(low: float) -> list[float]:
     return kept
 
 
-@_styled
+@styled
 def affinity(found: Affinity, limit: float, measure: str, grouped: bool) -> Figure:
     """Dissimilarities of all pairs, ordered by coalition, and their histogram."""
     figure, (matrix, histogram) = _figure(7.6, 2, height_ratios=(1.6, 1))
@@ -310,9 +310,7 @@ def affinity(found: Affinity, limit: float, measure: str, grouped: bool) -> Figu
         if np.isfinite(limit) and limit > 0:
             low, high = min(low, limit * 0.8), max(high, limit * 1.25)
         histogram.set_xscale("log")
-        histogram.xaxis.set_major_locator(FixedLocator(_log_ticks(low, high)))
-        histogram.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        histogram.xaxis.set_minor_locator(NullLocator())
+        _set_ticks(histogram.xaxis, _log_ticks(low, high))
         bins = np.geomspace(low, high, 40)
     else:
         bins = 40
@@ -327,6 +325,13 @@ def affinity(found: Affinity, limit: float, measure: str, grouped: bool) -> Figu
     histogram.set(xlabel=measure, ylabel="pairs")
     histogram.yaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     return figure
+
+
+def _set_ticks(axis, ticks: Sequence[float], text=lambda value, _: f"{value:g}") -> None:
+    """These ticks and no others, whatever the scale of the axis."""
+    axis.set_major_locator(FixedLocator(ticks))
+    axis.set_major_formatter(FuncFormatter(text))
+    axis.set_minor_locator(NullLocator())
 
 
 def _log_ticks(low: float, high: float) -> list[float]:
@@ -351,7 +356,7 @@ def _name_axes(axes, names: Sequence[str]) -> None:
         axes.set_ylabel(f"{len(names)} clients")
 
 
-@_styled
+@styled
 def together(found: Together) -> Figure:
     """Share of joint rounds that each pair spent in one coalition."""
     figure, (axes,) = _figure(4.6)
@@ -362,7 +367,7 @@ def together(found: Together) -> Figure:
     return figure
 
 
-@_styled
+@styled
 def errors_against_naive(
     naive_n: np.ndarray,
     model_n: np.ndarray,
@@ -397,9 +402,7 @@ def errors_against_naive(
         linear = np.quantile(positive, 0.1)
         for axis, scale in ((axes.xaxis, axes.set_xscale), (axes.yaxis, axes.set_yscale)):
             scale("symlog", linthresh=linear, linscale=0.5)
-            axis.set_major_locator(FixedLocator([0, *_log_ticks(linear, high)]))
-            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-            axis.set_minor_locator(NullLocator())
+            _set_ticks(axis, [0, *_log_ticks(linear, high)])
     else:
         ends = np.array([0, high * 1.05])
     axes.plot(ends, ends, color=INK, lw=1, dashes=(4, 2), label="equal")
@@ -409,7 +412,7 @@ def errors_against_naive(
     return figure
 
 
-@_styled
+@styled
 def label_counts(counts_nc: np.ndarray, clients: Sequence[str], classes: Sequence[str]) -> Figure:
     """Clients by classes: the darker, the more training samples; none is left open."""
     num_clients, num_classes = counts_nc.shape
@@ -437,7 +440,7 @@ def label_counts(counts_nc: np.ndarray, clients: Sequence[str], classes: Sequenc
     return figure
 
 
-@_styled
+@styled
 def methods(
     names: Sequence[str], means: Sequence[float], clients_std: Sequence[float],
     seeds_std: Sequence[float], level: tuple[str, float] | None, label: str,
@@ -464,7 +467,7 @@ def methods(
     return figure
 
 
-@_styled
+@styled
 def intervals(
     names: Sequence[str], found: Sequence[Any], base: str, label: str, sign: int = 1
 ) -> Figure:

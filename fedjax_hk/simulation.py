@@ -194,13 +194,16 @@ def assemble(config: Config, fleet: Fleet, model: models.Model | None = None) ->
         chunk=config.chunk,
         mesh=mesh,
     )
+    hparams = parallel.place(hparams_of(config), mesh)
+    return Assembled(model, engine, _arrays(fleet, mesh), hparams)
+
+
+def _arrays(fleet: Fleet, mesh: Mesh) -> engine_lib.FleetArrays:
     available_n = np.ones(len(fleet.client_ids), bool)
     ids_n = keys.stable_ids(fleet.client_ids)
     planted_n = () if fleet.planted is None else np.asarray(fleet.planted, np.int32)
     arrays = engine_lib.FleetArrays(fleet.train, fleet.test, available_n, ids_n, planted_n)
-    arrays = parallel.place(arrays, mesh)
-    hparams = parallel.place(hparams_of(config), mesh)
-    return Assembled(model, engine, arrays, hparams)
+    return parallel.place(arrays, mesh)
 
 
 def prepare(config: Config, fleet: Fleet, model: models.Model | None = None) -> Prepared:
@@ -242,6 +245,20 @@ def reseed(prepared: Prepared, seed: int) -> Prepared:
     return prepared._replace(config=config, run_key=run_key, state=state)
 
 
+def reuse(prepared: Prepared, config: Config, fleet: Fleet | None = None) -> Prepared:
+    """A run with another seed, other traced numbers or other samples, without compiling again.
+
+    Args:
+      config: as the one that was compiled, but for the seed and the fields of `HParams`.
+      fleet: with arrays of the same shapes; None keeps the samples.
+    """
+    mesh = prepared.engine.mesh
+    if fleet is not None:
+        prepared = prepared._replace(fleet=fleet, arrays=_arrays(fleet, mesh))
+    hparams = parallel.place(hparams_of(config), mesh)
+    return reseed(prepared._replace(config=config, hparams=hparams), config.seed)
+
+
 def _start(engine, model, seed: int, probe) -> tuple[Array, engine_lib.ServerState]:
     run_key = jax.random.key(seed)
     key = keys.client_key(run_key, keys.INIT, 0, 0)
@@ -263,6 +280,15 @@ def step(prepared: Prepared, state: engine_lib.ServerState, round_number: int):
     return prepared.round(
         state, prepared.arrays, np.int32(round_number), prepared.run_key, prepared.hparams
     )
+
+
+def rounds(prepared: Prepared):
+    """The rounds of a run from its start, without a folder: number, info as NumPy, seconds."""
+    state = prepared.state
+    for round_number in range(1, prepared.config.rounds + 1):
+        start = time.perf_counter()
+        state, info = jax.block_until_ready(step(prepared, state, round_number))
+        yield round_number, jax.tree.map(np.asarray, info), time.perf_counter() - start
 
 
 def run(

@@ -65,12 +65,8 @@ def prepared_for(config: Config) -> simulation.Prepared:
 def prepared_with(**changes) -> simulation.Prepared:
     """What is compiled does not depend on seed, rounds and numbers, so it is shared."""
     config = settings(**changes)
-    seed, numbers = config.seed, simulation.hparams_of(config)
     base = prepared_for(dataclasses.replace(config, seed=0, rounds=ROUNDS, learning_rate=0.01))
-    if seed:
-        base = simulation.reseed(base, seed)
-    hparams = parallel.place(numbers, base.engine.mesh)
-    return base._replace(config=config, hparams=hparams)
+    return simulation.reuse(base, config)
 
 
 class Calls:
