@@ -22,7 +22,7 @@ from fedjax_hk.run_folder import RunFolder, RunFolderError, open_existing
 from fedjax_hk.types import Excluded, Fleet
 
 # What a client that the run did not know is served with: the global model, local adaptation.
-_KEPT = ("alpha", "activation", "dropout", "lookback", "horizon", "scaler", "gaps", "devices")
+_KEPT = ("alpha", "activation", "dropout", "lookback", "horizon", "scaler", "gaps")
 
 
 def forecast(
@@ -72,7 +72,7 @@ def forecast(
 
 
 def _forecaster(folder: RunFolder) -> Config:
-    """The settings of a run of forecasts.
+    """The settings of a run of forecasts, on whatever devices there are now.
 
     Raises:
       RunFolderError: the run is of another task.
@@ -83,7 +83,7 @@ def _forecaster(folder: RunFolder) -> Config:
             f"--run={folder.path}: it is a run of --task={config.task}, which has no readings to "
             "forecast; give a run of --task=forecast."
         )
-    return config
+    return dataclasses.replace(config, devices=0)
 
 
 def _last_state(folder: RunFolder, config: Config, scaling: pd.DataFrame, model):

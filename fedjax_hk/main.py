@@ -244,7 +244,7 @@ def _start(config: Config) -> int:
         _check_installed(config)
         fleet = load_fleet(config)
         config_checks.check_fleet(config, len(fleet.client_ids))
-        config = _use_devices(config)
+        _use_devices(config)
         folder = run_folder.create(config.output, name=config.agg)
     except (DataError, run_folder.RunFolderError) as error:
         return _refuse(error)
@@ -361,21 +361,32 @@ def _check_data(config: Config, stored: dict[str, Any], found: dict[str, Any]) -
         )
 
 
-def _use_devices(config: Config) -> Config:
-    """Splits a CPU into one device a core, before jax starts; returns the number in use.
+def _use_devices(config: Config) -> None:
+    """Splits a CPU into one device a core, before jax starts.
 
-    Two devices of one core each are nearly twice as fast as one device of two cores.
+    Two devices of one core each are nearly twice as fast as one device of two cores. What is
+    stored of a run is what was asked for: how many devices there are is a property of the
+    machine.
+
+    Errors: ConfigError if there are fewer devices than asked for.
     """
     import jax
 
-    cores = config.devices or len(os.sched_getaffinity(0))
+    cores = config.devices or num_cores()
     if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
         # Too late in a process where jax runs already, whose devices are then taken.
         with contextlib.suppress(RuntimeError):
             jax.config.update("jax_num_cpu_devices", cores)
     from fedjax_hk.simulation import make_mesh
 
-    return dataclasses.replace(config, devices=make_mesh(config).size)
+    make_mesh(config)
+
+
+def num_cores() -> int:
+    """Cores that this process may use; where the system does not tell, as macOS, all."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _device() -> dict[str, Any]:

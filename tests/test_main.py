@@ -315,6 +315,24 @@ def test_config_is_whole(whole):
     assert len(config["data"]["fingerprint"]) == 64
 
 
+def test_forecast_in_a_fresh_process_of_a_run_on_all_cores(command, tmp_path):
+    # As a user does it: nothing but the README's commands, on whatever devices each finds.
+    folder = tmp_path / "run"
+    done = command.run(*TINY, "--rounds=1", "--noreport", f"--output={folder}")
+    assert done.returncode == 0, done.stderr
+    assert json.loads((folder / "config.json").read_text())["flags"]["devices"] == 0
+    found = python("-m", "fedjax_hk.forecast", f"--run={folder}")
+    assert found.returncode == 0, found.stderr
+    assert "5 clients" in found.stderr
+    assert "No forecast for h0000: a reading" in found.stderr  # a gap in the embedded fleet
+    assert len(found.stdout.splitlines()) == 6
+    # A folder of a version that stored the devices which it happened to have.
+    config = json.loads((folder / "config.json").read_text())
+    config["flags"]["devices"] = 64
+    (folder / "config.json").write_text(json.dumps(config))
+    assert python("-m", "fedjax_hk.forecast", f"--run={folder}").stdout == found.stdout
+
+
 def test_a_killed_run_goes_on_to_the_same_bits(command, whole, tmp_path):
     folder = tmp_path / "killed"
     process = command.start(*FLAGS, f"--output={folder}")
