@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 
 from absl import app, flags, logging
 
-from fedjax_hk.config import ACTIVATIONS, Config
+from fedjax_hk.settings.config import ACTIVATIONS, Config
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer("fleet_clients", 40, "as in fedjax_hk.main", lower_bound=2)
@@ -133,8 +133,8 @@ def run_missing(found: dict[str, Any]) -> None:
 
     jax.config.update("jax_num_cpu_devices", FLAGS.devices or len(os.sched_getaffinity(0)))
 
-    from fedjax_hk import simulation
     from fedjax_hk.main import load_fleet
+    from fedjax_hk.run import simulation
 
     shared = ("fleet_clients", "fleet_days", "clients_per_round", "rounds", "activation")
     base = Config(**{name: FLAGS[name].value for name in shared})
@@ -166,11 +166,12 @@ def attackers_of(fleet, seed: int):
     import jax
     import numpy as np
 
-    from fedjax_hk import disturbances, keys
+    from fedjax_hk import keys
+    from fedjax_hk.round import uplink
 
     ids_n = keys.stable_ids(fleet.client_ids)
     share = np.float32(FLAGS.attack_share)
-    return np.asarray(disturbances.attackers(jax.random.key(seed), ids_n, share))
+    return np.asarray(uplink.attackers(jax.random.key(seed), ids_n, share))
 
 
 def naive_errors(fleet) -> dict[str, float]:
@@ -192,7 +193,9 @@ def run_seed(prepared, attack: Attack, seed: int) -> dict[str, Any]:
     """One run: honest clients' error after every round, and means over rounds."""
     import numpy as np
 
-    from fedjax_hk import metrics, records, simulation
+    from fedjax_hk import metrics
+    from fedjax_hk.run import simulation
+    from fedjax_hk.store import records
 
     config = dataclasses.replace(
         prepared.config,
@@ -207,10 +210,10 @@ def run_seed(prepared, attack: Attack, seed: int) -> dict[str, Any]:
     for _, info, _ in simulation.rounds(prepared):
         errors.append(metrics.spread(info.errors.mae_units[~attacker_n])["mean"])
         attacker_s = attacker_n[info.cohort_s]
-        company = records.company(info.labels_s, attacker_s)
+        company = records.seating(info.labels_s, attacker_s)
         weight = attackers_weight(prepared.config, info, attacker_s)
         rounds.append([int(info.num_coalitions), weight, *company])
-    names = ("coalitions", "weight", *records.Company._fields)
+    names = ("coalitions", "weight", *records.Seating._fields)
     means = np.nanmean(np.array(rounds, float), axis=0)  # rounds without an attacker: no company
     return {
         "errors": errors,
@@ -253,7 +256,7 @@ class Figures(NamedTuple):
 
 
 def figures(name: str, seeds: list[dict[str, Any]]) -> Figures:
-    from fedjax_hk.rules import BLIND
+    from fedjax_hk.rules import NO_OPINIONS
 
     def mean(key):
         return sum(seed[key] for seed in seeds) / len(seeds)
@@ -261,7 +264,7 @@ def figures(name: str, seeds: list[dict[str, Any]]) -> Figures:
     rule, nan = Config(**ROWS[name]).rule(), float("nan")
     last = [seed["errors"][-1] for seed in seeds]
     weight = mean("weight") if rule.average == "mean" else nan  # a median weighs nobody so
-    if rule.partition in BLIND:
+    if rule.grouping in NO_OPINIONS:
         return Figures(last, weight, *[nan] * 5)
     mixed, alone = mean("attackers_mixed"), mean("attackers_alone")
     together = max(0.0, 1 - mixed - alone)  # below 0 by rounding

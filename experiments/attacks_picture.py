@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator, PercentFormatter
 
-from fedjax_hk import plots
-from fedjax_hk.plots import INK, NAIVE, PALETTE, REST
+from fedjax_hk.report import plots
+from fedjax_hk.report.plots import INK, NAIVE, PALETTE, REST
 
 ATTACKS = {  # marker, its color and its edge's
     "none": ("o", "white", INK),

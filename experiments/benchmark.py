@@ -34,8 +34,9 @@ def main(argv):
 
     cores = FLAGS.devices or len(os.sched_getaffinity(0))
     jax.config.update("jax_num_cpu_devices", cores)
-    from fedjax_hk import data, simulation
-    from fedjax_hk.config import Config
+    from fedjax_hk import data
+    from fedjax_hk.run import simulation
+    from fedjax_hk.settings.config import Config
 
     fleet = data.build_fleet(data.synthetic_fleet())
     config = Config(agg=FLAGS.agg, devices=FLAGS.devices, chunk=FLAGS.chunk, dropout=FLAGS.dropout)

@@ -17,8 +17,9 @@ import numpy as np
 import pandas as pd
 from absl import app, flags
 
-from fedjax_hk.data import daiad, read
-from fedjax_hk.data.files import examine
+from fedjax_hk.data import read
+from fedjax_hk.data.meters import daiad
+from fedjax_hk.data.meters.files import examine
 
 _FOLDER = flags.DEFINE_string("folder", "../shared/data/alicante_swm", "Where the data lie.")
 _JSON = flags.DEFINE_string("json", None, "Also write the figures to this file.")

@@ -22,7 +22,7 @@ import sys
 
 from absl import app, flags, logging
 
-from fedjax_hk.config import Config
+from fedjax_hk.settings.config import Config
 
 FLAGS = flags.FLAGS
 METHODS = {  # the flags that are chosen, with their grid
@@ -155,7 +155,8 @@ def run_cell(method, alpha, fleets, prepared, bar):
 
 def run(method, alpha, seed, judge, numbers, fleets, prepared, bar):
     """The rounds of one run: accuracy over all test samples, traffic, effective clients."""
-    from fedjax_hk import records, simulation
+    from fedjax_hk.run import simulation
+    from fedjax_hk.store import records
 
     config, fleet = config_of(method, alpha, seed, judge, numbers), fleets[alpha, seed, judge]
     if prepared is None:
@@ -252,7 +253,7 @@ def draw(folder: pathlib.Path, path: str) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    from fedjax_hk.plots import INK, PALETTE, REST
+    from fedjax_hk.report.plots import INK, PALETTE, REST
 
     found = load(folder)
     figure = Figure(figsize=(9.5, 7.5), layout="constrained")

@@ -15,7 +15,7 @@ import sys
 
 from absl import app, flags, logging
 
-from fedjax_hk.config import Config
+from fedjax_hk.settings.config import Config
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("data", "", "wide table of readings; empty: the embedded fleet")
@@ -111,7 +111,9 @@ def run_row(name, base, fleet):
 
     import numpy as np
 
-    from fedjax_hk import metrics, records, simulation
+    from fedjax_hk import metrics
+    from fedjax_hk.run import simulation
+    from fedjax_hk.store import records
 
     prepared = simulation.prepare(dataclasses.replace(base, **ROWS[name]), fleet)
     seeds = []
@@ -121,7 +123,9 @@ def run_row(name, base, fleet):
         for round_number, info, seconds in simulation.rounds(prepared):
             rows.append(records.round_row(round_number, info, fleet, seconds))
         last = rows[-1]
-        errors = info.tuned_errors or info.errors  # after the client's own epochs, if it has some
+        errors = (
+            info.finetuned_errors or info.errors
+        )  # after the client's own epochs, if it has some
         mae = metrics.spread(errors.mae_units)
         seeds.append(
             {

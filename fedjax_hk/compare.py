@@ -16,13 +16,14 @@ import numpy as np
 import pandas as pd
 from absl import flags
 
-from fedjax_hk import metrics, page, plots, summary
-from fedjax_hk.config import Config
-from fedjax_hk.run_folder import RunFolder, RunFolderError
-from fedjax_hk.run_tables import RunTables, load
+from fedjax_hk import metrics
+from fedjax_hk.report import page, plots, summary
+from fedjax_hk.report.load import RunTables, load
+from fedjax_hk.report.text import format_table
+from fedjax_hk.settings.config import Config
+from fedjax_hk.store.run_folder import RunFolder, RunFolderError
 from fedjax_hk.tasks import Task
 from fedjax_hk.tasks.task import number
-from fedjax_hk.terminal import format_table
 
 # Flags that do not change what a run computes, but for the seed.
 _SAME_METHOD = ("seed", "output", "chunk", "devices", "report")
@@ -93,8 +94,8 @@ def _check_same(first: RunTables, other: RunTables) -> None:
             "be compared. Give runs on the same data."
         )
 
-    if first.config.task != other.config.task:
-        refuse("other tasks", first.config.task, other.config.task)
+    if first.config.samples != other.config.samples:
+        refuse("other tasks", first.config.samples, other.config.samples)
     for key, what in (
         ("fingerprint", "other data"),
         ("unit", "other units"),

@@ -15,10 +15,10 @@ import numpy as np
 import pandas as pd
 from absl import flags
 
-from fedjax_hk.config import Config, ConfigError, from_stored
 from fedjax_hk.data import DataError, Table, next_windows
 from fedjax_hk.data.scaling import fit_scaler
-from fedjax_hk.run_folder import RunFolder, RunFolderError, open_existing
+from fedjax_hk.settings.config import Config, ConfigError, from_stored
+from fedjax_hk.store.run_folder import RunFolder, RunFolderError, open_existing
 from fedjax_hk.types import Excluded, Fleet
 
 # What a client that the run did not know is served with: the global model, local adaptation.
@@ -78,10 +78,10 @@ def _forecaster(folder: RunFolder) -> Config:
       RunFolderError: the run is of another task.
     """
     config = from_stored(folder.read_config().get("flags", {}))
-    if config.task != "forecast":
+    if config.samples != "readings":
         raise RunFolderError(
-            f"--run={folder.path}: it is a run of --task={config.task}, which has no readings to "
-            "forecast; give a run of --task=forecast."
+            f"--run={folder.path}: it is a run of --samples={config.samples}, which has no readings to "
+            "forecast; give a run of --samples=readings."
         )
     return dataclasses.replace(config, devices=0)
 
@@ -89,7 +89,7 @@ def _forecaster(folder: RunFolder) -> Config:
 def _last_state(folder: RunFolder, config: Config, scaling: pd.DataFrame, model):
     import jax
 
-    from fedjax_hk.checkpoint import CheckpointError, Checkpoints
+    from fedjax_hk.store.checkpoint import CheckpointError, Checkpoints
 
     assembled = _assemble(config, _no_windows(config, tuple(scaling["client"])), model)
     params = jax.ShapeDtypeStruct((assembled.model.num_parameters,), np.float32)
@@ -141,7 +141,7 @@ def _forecasts(config: Config, table: Table, scaling: pd.DataFrame, state, model
 
 
 def _assemble(config: Config, fleet: Fleet, model):
-    from fedjax_hk import simulation
+    from fedjax_hk.run import simulation
 
     return simulation.assemble(config, fleet, model)
 
@@ -233,7 +233,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _is_ours(error: Exception) -> bool:
-    from fedjax_hk.checkpoint import CheckpointError
+    from fedjax_hk.store.checkpoint import CheckpointError
 
     return isinstance(error, (RunFolderError, CheckpointError))
 

@@ -11,7 +11,7 @@ import numpy as np
 from fedjax_hk.types import Array
 
 # What numbers are drawn for; one purpose never shifts the numbers of another.
-SELECT, TRAIN, PARTITION, INIT, DROP, STRAGGLE, ATTACK, NOISE, FINETUNE = range(9)
+SELECT, TRAIN, GROUPING, INIT, DROP, STRAGGLE, ATTACK, NOISE, FINETUNE = range(9)
 
 
 def client_key(run_key: Array, purpose: int, round_number: Array, client_id: Array) -> Array:

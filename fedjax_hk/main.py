@@ -15,9 +15,9 @@ from typing import Any
 
 from absl import flags
 
-from fedjax_hk import config as config_lib
-from fedjax_hk import config_checks
-from fedjax_hk.config import Config, ConfigError, value_of
+from fedjax_hk.settings import checks
+from fedjax_hk.settings import config as config_lib
+from fedjax_hk.settings.config import Config, ConfigError, value_of
 
 EXAMPLES = """\
 Examples:
@@ -25,7 +25,7 @@ Examples:
   python -m fedjax_hk.main --agg=hk_cosine --opinion=update --tau=0.5 --serve=coalition
   python -m fedjax_hk.main --data=daily_litres.csv --unit=L --agg=fedavg
   python -m fedjax_hk.main --data=swm_trialA_1K.csv --active_factor=1.6 --min_days=730
-  python -m fedjax_hk.main --task=digits --agg=fedavg --alpha_dirichlet=0.1
+  python -m fedjax_hk.main --samples=digits --agg=fedavg --alpha_dirichlet=0.1
   python -m fedjax_hk.main --flagfile=experiments/presets/fedhk_paper.flags
   python -m fedjax_hk.main --resume=runs/20260101-120000-hk_cosine"""
 
@@ -145,7 +145,7 @@ def main(argv: list[str] | None = None) -> int:
         config, given, resume = parsed
         if resume is not None:
             return _resume(resume, given)
-        config_checks.check(config)
+        checks.check(config)
         return _start(config)
     except ConfigError as error:
         return _refuse(error)
@@ -187,7 +187,7 @@ def load_fleet(config: Config):
     """
     from fedjax_hk import data
 
-    if config.task != "forecast":
+    if config.samples != "readings":
         samples = _load_samples(config)
         if config.judge == "validation":
             samples = data.without_test_samples(samples)
@@ -220,7 +220,7 @@ def _load_samples(config: Config):
         ),
         "leaf": lambda: data.read_leaf(config.data, image_shape=shape),
     }
-    return readers[config.task]()
+    return readers[config.samples]()
 
 
 def _split_of(config: Config):
@@ -237,18 +237,18 @@ def _split_of(config: Config):
 
 
 def _start(config: Config) -> int:
-    from fedjax_hk import run_folder
     from fedjax_hk.data import DataError
+    from fedjax_hk.store import run_folder
 
     try:
         _check_installed(config)
         fleet = load_fleet(config)
-        config_checks.check_fleet(config, len(fleet.client_ids))
+        checks.check_fleet(config, len(fleet.client_ids))
         _use_devices(config)
         folder = run_folder.create(config.output, name=config.agg)
     except (DataError, run_folder.RunFolderError) as error:
         return _refuse(error)
-    from fedjax_hk.simulation import describe_data
+    from fedjax_hk.run.simulation import describe_data
 
     with folder:
         if fleet.excluded:
@@ -256,7 +256,7 @@ def _start(config: Config) -> int:
 
             folder.write_table("excluded", pd.DataFrame(fleet.excluded))
         if fleet.owners is not None:
-            from fedjax_hk import partition_files
+            from fedjax_hk.report import partition_files
 
             partition_files.write(folder, fleet)
         folder.write_config(  # last, as it says that the folder can be resumed
@@ -282,8 +282,8 @@ def _check_installed(config: Config) -> None:
 
 
 def _resume(path: str, given: dict[str, Any]) -> int:
-    from fedjax_hk import run_folder
     from fedjax_hk.data import DataError
+    from fedjax_hk.store import run_folder
 
     try:
         folder = run_folder.open_existing(path)
@@ -296,7 +296,7 @@ def _resume(path: str, given: dict[str, Any]) -> int:
             if _is_finished(folder.path, config):
                 return _show_finished(folder.path)
             fleet = load_fleet(config)
-            from fedjax_hk.simulation import describe_data
+            from fedjax_hk.run.simulation import describe_data
 
             _check_data(config, stored["data"], describe_data(fleet))
         except (DataError, run_folder.RunFolderError) as error:
@@ -311,7 +311,7 @@ def _stored_config(stored: dict[str, Any], given: dict[str, Any]) -> Config:
 
     Errors: ConfigError with the differences, if other flags than more rounds are given.
     """
-    from fedjax_hk import run_folder
+    from fedjax_hk.store import run_folder
 
     names = [item.name for item in dataclasses.fields(Config)]
     flags_now = {name: given.get(name, stored.get(name, getattr(Config, name))) for name in names}
@@ -321,7 +321,7 @@ def _stored_config(stored: dict[str, Any], given: dict[str, Any]) -> Config:
         problems.append("A resumed run keeps its flags; only --rounds may grow.")
         raise ConfigError("\n".join(problems))
     config = Config(**flags_now)
-    config_checks.check(config)
+    checks.check(config)
     return config
 
 
@@ -377,7 +377,7 @@ def _use_devices(config: Config) -> None:
         # Too late in a process where jax runs already, whose devices are then taken.
         with contextlib.suppress(RuntimeError):
             jax.config.update("jax_num_cpu_devices", cores)
-    from fedjax_hk.simulation import make_mesh
+    from fedjax_hk.run.simulation import make_mesh
 
     make_mesh(config)
 
@@ -397,11 +397,12 @@ def _device() -> dict[str, Any]:
 
 
 def _train(config: Config, fleet, folder, resume: bool) -> int:
-    from fedjax_hk import simulation, summary
-    from fedjax_hk.checkpoint import CheckpointError
     from fedjax_hk.integrations.tensorboard import TensorBoard
-    from fedjax_hk.run_folder import RunFolderError
-    from fedjax_hk.terminal import StopRequest
+    from fedjax_hk.report import summary
+    from fedjax_hk.run import simulation
+    from fedjax_hk.run.terminal import StopRequest
+    from fedjax_hk.store.checkpoint import CheckpointError
+    from fedjax_hk.store.run_folder import RunFolderError
 
     print(summary.describe_fleet(fleet), flush=True)
     print(f"Run folder: {folder.path}", flush=True)

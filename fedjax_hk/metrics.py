@@ -1,4 +1,4 @@
-"""Errors of every client, their spread over the fleet, and agreement of partitions."""
+"""Errors of every client, their spread over the fleet, and agreement of groupings."""
 
 from __future__ import annotations
 
@@ -297,7 +297,7 @@ def usage(fleet: Fleet) -> tuple[np.ndarray, np.ndarray]:
 
 
 def adjusted_rand_index(labels_a: Array, labels_b: Array) -> float:
-    """Agreement of two partitions of the same clients: 1 if equal, about 0 if by chance.
+    """Agreement of two groupings of the same clients: 1 if equal, about 0 if by chance.
 
     NaN without any client. Source: Hubert and Arabie (1985), in the pair counts of
     Steinley (2004), as scikit-learn has it.

@@ -84,3 +84,39 @@ class Fleet(NamedTuple):
     task: str = "forecast"
     classes: tuple[str, ...] = ()
     owners: tuple[np.ndarray, np.ndarray] | None = None
+
+
+class HParams(NamedTuple):
+    """Numbers that may be traced, and so batched; each is `[]`.
+
+    Attributes:
+      learning_rate: of the clients' Adam.
+      mu: pull of FedProx to the round's start.
+      alpha: step size of Per-FedAvg's inner step, and of the adaptation before judging.
+      quantile: level of the quantile loss.
+      tau, epsilon, eps_lower, eps_upper: thresholds of the grouping.
+      server_lr: learning rate of the server step.
+      beta: how much a distant model weighs more (FedCW).
+      select_decay, min_clients: how fast fewer clients are asked, and how many at least.
+      trim: share of the clients that robust averages do not trust.
+      drop_rate, straggler_rate: probability that a client does not answer, or is slow.
+      attack_share, attack_scale: share of clients that attack, and by how much.
+    """
+
+    learning_rate: Array = 1e-3
+    mu: Array = 0.01
+    alpha: Array = 0.01
+    quantile: Array = 0.5
+    tau: Array = 0.9
+    epsilon: Array = 1.0
+    eps_lower: Array = 0.5
+    eps_upper: Array = 1.0
+    server_lr: Array = 1.0
+    beta: Array = 0.1
+    select_decay: Array = 0.05
+    min_clients: Array = 0.0
+    trim: Array = 0.2
+    drop_rate: Array = 0.0
+    straggler_rate: Array = 0.0
+    attack_share: Array = 0.2
+    attack_scale: Array = 10.0

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from fedjax_hk import engine as engine_lib
-from fedjax_hk import local_training, models, parallel
-from fedjax_hk.local_training import HParams
+from fedjax_hk import models, parallel
+from fedjax_hk.round import engine as engine_lib
+from fedjax_hk.round import training
 from fedjax_hk.rules import RULES
-from fedjax_hk.rules.partitions import Settings
-from fedjax_hk.types import Samples
+from fedjax_hk.rules.groupings import Settings
+from fedjax_hk.types import HParams, Samples
 
 jax.config.update("jax_num_cpu_devices", 2)  # before any back end starts
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -48,9 +48,9 @@ def model_named(name: str) -> models.Model:
         return models.from_flax(Line(), example)
     if name == "lstm":
         return models.lstm_forecaster(
-            example, units=(3, 2), dense_units=2, dropout=0.0, output="linear"
+            example, neurons=(3, 2), dense_neurons=2, dropout=0.0, output="linear"
         )
-    return models.lstm_forecaster(example, units=(3, 2), dense_units=2, dropout=0.3)
+    return models.lstm_forecaster(example, neurons=(3, 2), dense_neurons=2, dropout=0.3)
 
 
 def make_samples(sizes, seed=0, width=None, groups=3) -> Samples:
@@ -83,7 +83,7 @@ class Federation(NamedTuple):
     """An engine with its jitted round; `run` starts it from a seed."""
 
     model: models.Model
-    trainer: local_training.Trainer
+    trainer: training.Trainer
     engine: engine_lib.Engine
     round: object
 
@@ -114,7 +114,7 @@ def _federation(
     choices, options = dict(choices), dict(options)
     rule = RULES[agg]._replace(**choices)
     model = model_named(model)
-    trainer = local_training.make_trainer(
+    trainer = training.make_trainer(
         model, objective=objective or rule.local, epochs=epochs, batch_size=batch_size
     )
     settings = Settings(**{k: options.pop(k) for k in tuple(options) if k in Settings._fields})

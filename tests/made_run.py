@@ -7,9 +7,12 @@ import functools
 
 import numpy as np
 
-from fedjax_hk import data, hk, partition_files, records, run_folder, simulation, summary
-from fedjax_hk.config import Config
-from fedjax_hk.engine import RoundInfo, Traffic
+from fedjax_hk import data, hk
+from fedjax_hk.report import partition_files, summary
+from fedjax_hk.round.engine import RoundInfo, Traffic
+from fedjax_hk.run import simulation
+from fedjax_hk.settings.config import Config
+from fedjax_hk.store import records, run_folder
 from fedjax_hk.tasks import TASKS
 
 CLIENTS = 8
@@ -81,23 +84,23 @@ def make_run(
             grams = {name: hk.gram_matrix(opinions, mask=present) for name in records_spaces()}
             labels = np.where(np.arange(num) % 2 == 0, 0, 1)
             labels[-1] = num - 1 if num > 2 else labels[-1]
-            if rule.partition == "none":
+            if rule.grouping == "none":
                 labels[:] = 0
-            if rule.partition == "singletons":
+            if rule.grouping == "singletons":
                 labels = np.arange(num)
             labels[~present] = -1
             outputs = outputs_of(fleet, error / number, rng)
-            limit = 0.5 if rule.partition.startswith("hk") else np.nan
+            limit = 0.5 if rule.grouping.startswith("hk") else np.nan
             values = {name: np.float32(0.5) for name in RoundInfo._fields} | {
                 "cohort_s": np.arange(num), "present_s": present, "finite_s": present,
                 "labels_s": labels, "weights_s": present / present.sum(),
                 "loss_s": np.ones(num), "num_coalitions": len(set(labels[present])),
                 "num_steps": np.int32(2), "converged": np.bool_(True), "limit": np.float32(limit),
-                "changes_nothing": np.bool_(False), "affinity_q": np.linspace(0, 1, 5),
+                "changes_nothing": np.bool_(False), "dissimilarity_q": np.linspace(0, 1, 5),
                 "grams": grams, "outputs_nw": outputs, "dead_n": np.zeros(num, bool),
-                "asked_s": np.ones(num, bool), "answered_s": present,
+                "sampled_s": np.ones(num, bool), "reported_s": present,
                 "attacker_s": np.zeros(num, bool), "steps_s": np.full(num, 10),
-                "tuned_errors": (),
+                "finetuned_errors": (),
                 "errors": TASKS[fleet.task].errors(outputs, fleet.test),
             }  # fmt: skip
             values["errors"] = type(values["errors"])(*map(np.asarray, values["errors"]))

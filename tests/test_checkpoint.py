@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_hk.checkpoint import CheckpointError, Checkpoints
+from fedjax_hk.store.checkpoint import CheckpointError, Checkpoints
 
 
 class Momentum(NamedTuple):
@@ -231,7 +231,7 @@ def test_progress_notes_of_orbax_stay_quiet(tmp_path, caplog):
 SAVE_FOREVER = """
     import sys
     import numpy as np
-    from fedjax_hk.checkpoint import Checkpoints
+    from fedjax_hk.store.checkpoint import Checkpoints
     checkpoints = Checkpoints(sys.argv[1])
     found = checkpoints.restore_latest({"round": 0, "fleet": np.zeros(300_000, np.float32)})
     start = found[0] if found else 0
@@ -286,7 +286,7 @@ SHARDED = """
     import jax.numpy as jnp
     import numpy as np
     from jax.sharding import NamedSharding, PartitionSpec
-    from fedjax_hk.checkpoint import Checkpoints
+    from fedjax_hk.store.checkpoint import Checkpoints
 
     assert "orbax.checkpoint" not in sys.modules  # imported when first used
     mesh = jax.sharding.Mesh(np.array(jax.devices()), ("clients",))

@@ -14,22 +14,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedjax_hk import (
-    classifiers,
-    data,
-    metrics,
-    models,
-    partition_files,
-    plots,
-    records,
-    run_folder,
-    simulation,
-    summary,
-)
+from fedjax_hk import data, metrics, models
 from fedjax_hk import main as main_lib
-from fedjax_hk.config import Config, ConfigError
-from fedjax_hk.local_training import LOSSES, make_trainer
+from fedjax_hk.models import classifiers
+from fedjax_hk.report import partition_files, plots, summary
+from fedjax_hk.round.training import LOSSES, make_trainer
 from fedjax_hk.rules import RULES
+from fedjax_hk.run import simulation
+from fedjax_hk.settings.config import Config, ConfigError
+from fedjax_hk.store import records, run_folder
 from fedjax_hk.tasks import CLASSIFICATION
 from fedjax_hk.types import Samples
 
@@ -226,7 +219,7 @@ def made_up(num=90, num_test=45, seed=0) -> data.Labelled:
 
 
 CONFIG = Config(
-    task="npz", agg="hk_cosine", opinion="update", tau=0.5, rounds=2, devices=1, epochs=1,
+    samples="npz", agg="hk_cosine", opinion="update", tau=0.5, rounds=2, devices=1, epochs=1,
     learning_rate=0.05, batch_size=8,
 )  # fmt: skip
 
@@ -360,7 +353,9 @@ def test_models_and_settings_that_do_not_fit(fleet):
     )
     with pytest.raises(ValueError, match=r"outputs of shape \(\d+, 4\).*num_classes"):
         simulation.prepare(CONFIG, fleet, forecaster)
-    with pytest.raises(ConfigError, match=r"--task=forecast: the fleet is one of classification"):
+    with pytest.raises(
+        ConfigError, match=r"--samples=readings: the fleet is one of classification"
+    ):
         simulation.prepare(Config(), fleet)
 
 
@@ -385,15 +380,15 @@ def run_main(*flags: str) -> int:
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ("--task=npz", "--data=FILE.npz is missing"),
-        ("--task=leaf", "--data=FOLDER is missing"),
-        ("--task=npz --data=none.npz", "--data=none.npz: there is no such file"),
-        ("--task=digits --num_clients=200 --alpha_dirichlet=0.01", "need 2000 training samples"),
+        ("--samples=npz", "--data=FILE.npz is missing"),
+        ("--samples=leaf", "--data=FOLDER is missing"),
+        ("--samples=npz --data=none.npz", "--data=none.npz: there is no such file"),
+        ("--samples=digits --num_clients=200 --alpha_dirichlet=0.01", "need 2000 training samples"),
         (
-            "--task=digits --num_clients=200 --alpha_dirichlet=0.01 --min_samples=1",
+            "--samples=digits --num_clients=200 --alpha_dirichlet=0.01 --min_samples=1",
             "Raise --alpha_dirichlet=0.01",
         ),
-        ("--task=digits --clients_per_round=21", "--clients_per_round=21: the fleet has 20"),
+        ("--samples=digits --clients_per_round=21", "--clients_per_round=21: the fleet has 20"),
     ],
 )
 def test_command_refuses_in_words(flags, said, capfd, tmp_path, monkeypatch):
@@ -407,7 +402,7 @@ def test_command_refuses_in_words(flags, said, capfd, tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("agg", [agg for agg in RULES if agg != "oracle"])
 def test_every_rule_learns_with_a_cnn(agg, fleet):
-    config = Config(task="npz", agg=agg, devices=1, epochs=2, learning_rate=0.01)
+    config = Config(samples="npz", agg=agg, devices=1, epochs=2, learning_rate=0.01)
     prepared = simulation.prepare(config, fleet)
     assert prepared.model.leaves[0][0].startswith("conv_0")
     state = prepared.state
@@ -420,7 +415,7 @@ def test_every_rule_learns_with_a_cnn(agg, fleet):
 
 @pytest.mark.slow
 def test_command_on_digits(capfd, tmp_path):
-    flags = ["--task=digits", "--alpha_dirichlet=0.1", "--devices=1", "--agg=fedavg"]
+    flags = ["--samples=digits", "--alpha_dirichlet=0.1", "--devices=1", "--agg=fedavg"]
     flags += ["--num_clients=4", "--epochs=1", f"--output={tmp_path / 'run'}"]
     assert run_main(*flags, "--rounds=2") == 0
     out = capfd.readouterr().out

@@ -7,9 +7,10 @@ import pandas as pd
 import pytest
 from made_run import HOSTILE, classes_of, fleet_of, make_run
 
-from fedjax_hk import compare, metrics, plots
-from fedjax_hk.config import Config
-from fedjax_hk.run_folder import RunFolder
+from fedjax_hk import compare, metrics
+from fedjax_hk.report import plots
+from fedjax_hk.settings.config import Config
+from fedjax_hk.store.run_folder import RunFolder
 
 FEDAVG = Config(agg="fedavg", rounds=2)
 UPDATES = Config(agg="hk_cosine", opinion="update", tau=0.5, rounds=2)
@@ -137,7 +138,7 @@ def test_refuses_what_cannot_be_compared(runs, tmp_path, capsys):
 
 def test_classes_of_samples(tmp_path):
     """More is better, and samples that were dealt out otherwise cannot be compared."""
-    flags = {"task": "digits", "rounds": 2}
+    flags = {"samples": "digits", "rounds": 2}
     good = make_run(tmp_path / "good", Config(**flags), fleet=classes_of(), error=0.2)
     bad = make_run(tmp_path / "bad", Config(agg="fedavg", **flags), fleet=classes_of(), error=3.0)
     methods = compare.load_methods([good, bad])

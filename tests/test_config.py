@@ -5,10 +5,10 @@ import math
 
 import pytest
 
-from fedjax_hk import config as config_lib
-from fedjax_hk.config import Config, ConfigError, value_of
-from fedjax_hk.config_checks import check, check_fleet
 from fedjax_hk.rules import CHOICES, RULES
+from fedjax_hk.settings import config as config_lib
+from fedjax_hk.settings.checks import check, check_fleet
+from fedjax_hk.settings.config import Config, ConfigError, value_of
 
 
 def problems_of(**settings) -> list[str]:
@@ -124,39 +124,59 @@ def test_numbers_that_are_not_finite_are_refused(name, value):
         ({"agg": "centralized", "attack": "scale"}, "--attack=scale", "leave it out"),
         ({"agg": "centralized", "clients_per_round": 3}, "--clients_per_round=3", "leave it out"),
         ({"agg": "oracle", "data": "a.csv"}, "--data=a.csv", "embedded fleet"),
-        ({"agg": "oracle", "task": "digits"}, "--task=digits", "embedded fleet"),
+        ({"agg": "oracle", "samples": "digits"}, "--samples=digits", "embedded fleet"),
         ({"agg": "oracle", "opinion": "update"}, "--opinion=update", "--agg=hk_cosine"),
         ({"clients": "h1,h2"}, "--clients=h1,h2", "--data"),
         ({"data": "a.csv", "fleet_clients": 9}, "--fleet_clients=9", "leave one"),
         ({"data": "a.csv", "fleet_days": 90}, "--fleet_days=90", "leave one"),
         # What the task, or its way of dealing samples out, does not read.
-        ({"task": "digits", "lookback": 6}, "--lookback=6", "--task=forecast"),
-        ({"task": "npz", "scaler": "robust"}, "--scaler=robust", "--task=npz does not read it"),
-        ({"task": "leaf", "unit": "L"}, "--unit=L", "--task=forecast"),
-        ({"task": "digits", "dropout": 0.1}, "--dropout=0.1", "--task=forecast"),
-        ({"task": "digits", "activation": "linear"}, "--activation=linear", "--task=forecast"),
-        ({"task": "digits", "loss": "mae"}, "--loss=mae", "cross_entropy"),
-        ({"loss": "cross_entropy"}, "--loss=cross_entropy", "mse, mae, huber"),
-        ({"task": "digits", "data": "a.npz"}, "--data=a.npz", "--task=npz"),
-        ({"model": "mlp"}, "--model=mlp", "--task=digits"),
-        ({"partition": "iid"}, "--partition=iid", "--task=digits"),
-        ({"alpha_dirichlet": 0.1}, "--alpha_dirichlet=0.1", "--task=digits"),
-        ({"num_clients": 9}, "--num_clients=9", "--task=digits"),
-        ({"task": "leaf", "num_clients": 9}, "--num_clients=9", "--task=digits, mnist5k or npz"),
-        ({"task": "leaf", "alpha_dirichlet": 1.0}, "--alpha_dirichlet=1.0", "--task=leaf does"),
+        ({"samples": "digits", "lookback": 6}, "--lookback=6", "--samples=readings"),
         (
-            {"task": "digits", "partition": "iid", "alpha_dirichlet": 1.0},
+            {"samples": "npz", "scaler": "robust"},
+            "--scaler=robust",
+            "--samples=npz does not read it",
+        ),
+        ({"samples": "leaf", "unit": "L"}, "--unit=L", "--samples=readings"),
+        ({"samples": "digits", "dropout": 0.1}, "--dropout=0.1", "--samples=readings"),
+        (
+            {"samples": "digits", "activation": "linear"},
+            "--activation=linear",
+            "--samples=readings",
+        ),
+        ({"samples": "digits", "loss": "mae"}, "--loss=mae", "cross_entropy"),
+        ({"loss": "cross_entropy"}, "--loss=cross_entropy", "mse, mae, huber"),
+        ({"samples": "digits", "data": "a.npz"}, "--data=a.npz", "--samples=npz"),
+        ({"model": "mlp"}, "--model=mlp", "--samples=digits"),
+        ({"partition": "iid"}, "--partition=iid", "--samples=digits"),
+        ({"alpha_dirichlet": 0.1}, "--alpha_dirichlet=0.1", "--samples=digits"),
+        ({"num_clients": 9}, "--num_clients=9", "--samples=digits"),
+        (
+            {"samples": "leaf", "num_clients": 9},
+            "--num_clients=9",
+            "--samples=digits, mnist5k or npz",
+        ),
+        (
+            {"samples": "leaf", "alpha_dirichlet": 1.0},
+            "--alpha_dirichlet=1.0",
+            "--samples=leaf does",
+        ),
+        (
+            {"samples": "digits", "partition": "iid", "alpha_dirichlet": 1.0},
             "--alpha_dirichlet=1.0",
             "--partition=iid does not read it",
         ),
-        ({"task": "digits", "shards_per_client": 2}, "--shards_per_client=2", "--partition=shards"),
-        ({"task": "digits", "image_shape": "8,8"}, "--image_shape=8,8", "--task=npz or leaf"),
-        ({"task": "leaf", "max_samples": 9}, "--max_samples=9", "--task=npz"),
-        ({"task": "digits", "alpha_dirichlet": 0.0}, "--alpha_dirichlet=0.0", "above 0"),
-        ({"task": "digits", "min_samples": 0}, "--min_samples=0", "1 or more"),
-        ({"task": "npz", "image_shape": "28x28"}, "--image_shape=28x28", "28,28"),
-        ({"task": "npz", "image_shape": "28,0"}, "--image_shape=28,0", "28,28"),
-        ({"task": "digit"}, "--task=digit", "digits"),
+        (
+            {"samples": "digits", "shards_per_client": 2},
+            "--shards_per_client=2",
+            "--partition=shards",
+        ),
+        ({"samples": "digits", "image_shape": "8,8"}, "--image_shape=8,8", "--samples=npz or leaf"),
+        ({"samples": "leaf", "max_samples": 9}, "--max_samples=9", "--samples=npz"),
+        ({"samples": "digits", "alpha_dirichlet": 0.0}, "--alpha_dirichlet=0.0", "above 0"),
+        ({"samples": "digits", "min_samples": 0}, "--min_samples=0", "1 or more"),
+        ({"samples": "npz", "image_shape": "28x28"}, "--image_shape=28x28", "28,28"),
+        ({"samples": "npz", "image_shape": "28,0"}, "--image_shape=28,0", "28,28"),
+        ({"samples": "digit"}, "--samples=digit", "digits"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -198,18 +218,18 @@ def test_every_rule_runs_with_its_defaults(agg):
         {"agg": "fedavg", "local": "perfedavg_hf", "alpha": 0.1},
         {"agg": "fedavg", "server_opt": "yogi", "server_lr": 0.1},
         {"agg": "fixed_k_cosine", "opinion": "update", "serve": "coalition"},
-        {"task": "digits", "alpha_dirichlet": 0.1, "num_clients": 5, "model": "mlp"},
-        {"task": "mnist5k", "partition": "quantity", "alpha_dirichlet": 10.0},
-        {"task": "digits", "partition": "shards", "shards_per_client": 3, "min_samples": 1},
-        {"task": "npz", "data": "a.npz", "image_shape": "32,32,3", "max_samples": 1000},
-        {"task": "leaf", "data": "folder", "image_shape": "28,28", "model": "cnn_large"},
-        {"task": "digits", "loss": "cross_entropy"},
+        {"samples": "digits", "alpha_dirichlet": 0.1, "num_clients": 5, "model": "mlp"},
+        {"samples": "mnist5k", "partition": "quantity", "alpha_dirichlet": 10.0},
+        {"samples": "digits", "partition": "shards", "shards_per_client": 3, "min_samples": 1},
+        {"samples": "npz", "data": "a.npz", "image_shape": "32,32,3", "max_samples": 1000},
+        {"samples": "leaf", "data": "folder", "image_shape": "28,28", "model": "cnn_large"},
+        {"samples": "digits", "loss": "cross_entropy"},
         {"loss": "quantile", "quantile": 0.9},
         {"data": "a.csv", "clients": "h1"},
         {"mu": 0.0, "agg": "fedprox"},
         {"opinion_leaves": "lstm_.*/kernel$"},
         {"agg": "hk_cosine", "select": "distance_decay", "within": "distance", "beta": -0.5},
-        {"agg": "hk_cosine", "align": "units", "average": "trimmed_mean", "trim": 0.0},
+        {"agg": "hk_cosine", "align": "neurons", "average": "trimmed_mean", "trim": 0.0},
         {"agg": "hk_cosine", "within": "krum", "trim": 0.4, "serve": "coalition"},
         {"agg": "fedclust", "epsilon": 0.0, "linkage": "ward"},
         {"agg": "wscc", "preference": -2.0, "damping": 0.9, "serve": "global"},

@@ -6,8 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_hk.local_training import HParams
 from fedjax_hk.rules import RULES
+from fedjax_hk.types import HParams
 
 SIZES, COHORT = (5, 3, 8, 1, 4, 0), 5
 HPARAMS = HParams(learning_rate=0.01)
@@ -47,7 +47,7 @@ def test_two_rounds(agg, model, federation, fleet):
         assert np.isfinite(info.errors.mse).all() and np.isfinite(info.loss_s).all()
         present = info.present_s
         has_windows = (np.array(SIZES)[info.cohort_s] > 0) | (info.cohort_s < 0)  # < 0: pooled
-        np.testing.assert_array_equal(present, info.asked_s & has_windows)
+        np.testing.assert_array_equal(present, info.sampled_s & has_windows)
         np.testing.assert_array_equal(info.labels_s >= 0, present)
         assert (info.weights_s >= 0).all() and not info.weights_s[~present].any()
         assert abs(info.weights_s.sum() - 1) < 1e-5

@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reference_data import longest_rising_length, register_at
 
-from fedjax_hk.data import DataError, build_fleet, daiad, read, registers
-from fedjax_hk.data.clock import DAY, HOUR, clock
+from fedjax_hk.data import DataError, build_fleet, read
+from fedjax_hk.data.meters import daiad, registers
+from fedjax_hk.data.meters.clock import DAY, HOUR, clock
 
 DATA = Path(__file__).parents[2] / "shared" / "data" / "alicante_swm"
 HEADER = "user key;datetime;meter reading;diff"

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedjax_hk.data import DataError, Split
-from fedjax_hk.data.partitioners import PARTITIONERS, apportion, deal, deal_alike
+from fedjax_hk.data.samples.partitioners import PARTITIONERS, apportion, deal, deal_alike
 
 
 def labels_of(num=300, classes=5, seed=0):

@@ -16,10 +16,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from fedjax_hk import config
-from fedjax_hk.data import DataError, Table, build_fleet, cache, choose_clients, read
-from fedjax_hk.data.reading import FORMATS, RESAMPLES
+from fedjax_hk.data import DataError, Table, build_fleet, choose_clients, read
+from fedjax_hk.data.meters import cache
+from fedjax_hk.data.meters.reading import FORMATS, RESAMPLES
 from fedjax_hk.data.windows import GAPS
+from fedjax_hk.settings import config
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from fedjax_hk import data
-from fedjax_hk.data import DataError, Split, labelled, npz
-from fedjax_hk.data.npz import NAMES
+from fedjax_hk.data import DataError, Split
+from fedjax_hk.data.samples import labelled, npz
+from fedjax_hk.data.samples.npz import NAMES
 
 
 def arrays_of(num=60, num_test=20, shape=(5, 4), classes=3, dtype=np.uint8, seed=0):

@@ -9,9 +9,10 @@ import pytest
 import reference
 from jax.sharding import Mesh
 
-from fedjax_hk import engine as engine_lib
-from fedjax_hk import keys, parallel, selection
-from fedjax_hk.local_training import HParams
+from fedjax_hk import keys, parallel
+from fedjax_hk.round import engine as engine_lib
+from fedjax_hk.rules import selection
+from fedjax_hk.types import HParams
 
 NUM = 6
 HPARAMS = HParams(learning_rate=0.05, tau=0.5)
@@ -45,7 +46,7 @@ def test_fedprox_without_pull_is_fedavg_to_the_bit(federation, fleet):
     assert (np.asarray(pulled.params) != np.asarray(fedavg.params)).any()
 
 
-def test_partitions_that_change_nothing_are_the_uniform_mean(federation, fleet):
+def test_groupings_that_change_nothing_are_the_uniform_mean(federation, fleet):
     uniform = {"within": "uniform", "between": "size"}
     expected, (info,) = federation("fedavg", choices=uniform).run(fleet(), hparams=HPARAMS)
     assert info.changes_nothing
@@ -85,7 +86,7 @@ def test_one_client_is_local_training(agg, federation, fleet):
     state, (info,) = fed.run(one, hparams=HPARAMS)
     expected = locals_of(fed, one, fed.start(), info)[0]
     np.testing.assert_allclose(state.params, expected, rtol=1e-5)
-    assert info.weights_s == 1 and info.labels_s == 0 and np.isnan(info.affinity_q).all()
+    assert info.weights_s == 1 and info.labels_s == 0 and np.isnan(info.dissimilarity_q).all()
 
 
 def test_two_clients(federation, fleet):
@@ -103,7 +104,7 @@ def test_round_against_loops(federation, fleet):
     fed = federation(
         "hk_cosine",
         choices={"opinion": "centered", "serve": "coalition"},
-        gradient_dissimilarity=True,
+        gradient_spread=True,
     )
     few, start = fleet(), fed.start()
     state, (info,) = fed.run(few, hparams=HPARAMS)
@@ -121,13 +122,13 @@ def test_round_against_loops(federation, fleet):
     dispersion = share @ ((models - share @ models) ** 2).sum(axis=1)
     np.testing.assert_allclose(info.dispersion, dispersion, rtol=1e-4)
     within = sum(reference.one_minus_cos(m, c) for m, c in zip(models, centers, strict=True))
-    np.testing.assert_allclose(info.dissimilarity, within, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(info.within_spread, within, rtol=1e-4, atol=1e-6)
 
     opinions = models - models.mean(axis=0)
     apart = [[reference.one_minus_cos(a, b) for b in opinions] for a in opinions]
     pairs = reference.pair_values(apart, np.ones(NUM, bool))
-    expected = np.quantile(pairs, engine_lib.AFFINITY_LEVELS)
-    np.testing.assert_allclose(info.affinity_q, expected, rtol=1e-4, atol=1e-6)
+    expected = np.quantile(pairs, engine_lib.QUANTILE_LEVELS)
+    np.testing.assert_allclose(info.dissimilarity_q, expected, rtol=1e-4, atol=1e-6)
 
     grads = []
     for i in range(NUM):
@@ -136,7 +137,7 @@ def test_round_against_loops(federation, fleet):
         grads.append(reference.line_loss(params, list(zip(x, y, strict=True)))[1])
     mean = share @ np.array(grads)
     apart = np.mean([((g - mean) ** 2).sum() for g in grads])
-    np.testing.assert_allclose(info.gradient_dissimilarity, apart, rtol=1e-4)
+    np.testing.assert_allclose(info.gradient_spread, apart, rtol=1e-4)
     np.testing.assert_allclose(info.gradient_norm, np.linalg.norm(mean), rtol=1e-4)
 
     # Everyone is judged with what it is served.
@@ -153,11 +154,11 @@ def test_raw_radius_measures_distances(federation, fleet):
     models = locals_of(fed, few, fed.start(), info)
     apart = [[np.linalg.norm(a - b) for b in models] for a in models]
     pairs = reference.pair_values(apart, np.ones(NUM, bool))
-    expected = np.quantile(pairs, engine_lib.AFFINITY_LEVELS)
-    np.testing.assert_allclose(info.affinity_q, expected, rtol=1e-4)
+    expected = np.quantile(pairs, engine_lib.QUANTILE_LEVELS)
+    np.testing.assert_allclose(info.dissimilarity_q, expected, rtol=1e-4)
     centers = np.array([models[info.labels_s == label].mean(axis=0) for label in info.labels_s])
     within = np.linalg.norm(models - centers, axis=1).sum()
-    np.testing.assert_allclose(info.dissimilarity, within, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(info.within_spread, within, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(info.limit, 0.1)
 
 
@@ -281,7 +282,14 @@ def test_a_non_finite_client_is_as_if_it_were_not_there(agg, wild, federation, f
     equal(state, expected)
     np.testing.assert_array_equal(info.finite_s, np.arange(NUM) != client)
     np.testing.assert_array_equal(info.present_s, without.present_s)
-    for name in ("labels_s", "weights_s", "affinity_q", "dispersion", "dissimilarity", "errors"):
+    for name in (
+        "labels_s",
+        "weights_s",
+        "dissimilarity_q",
+        "dispersion",
+        "within_spread",
+        "errors",
+    ):
         equal(getattr(info, name), getattr(without, name))
     assert without.finite_s.all() and info.labels_s[client] == -1
 
@@ -290,12 +298,12 @@ def test_gradient_dissimilarity_leaves_non_finite_clients_out(federation, fleet)
     fed = federation(
         "hk_cosine",
         choices={"opinion": "centered", "serve": "coalition"},
-        gradient_dissimilarity=True,
+        gradient_spread=True,
     )
     broken = fleet()
     broken.train.inputs[2] = np.nan
     _, (info,) = fed.run(broken, hparams=HPARAMS)
-    assert np.isfinite(info.gradient_dissimilarity) and np.isfinite(info.gradient_norm)
+    assert np.isfinite(info.gradient_spread) and np.isfinite(info.gradient_norm)
 
 
 @pytest.mark.parametrize("reason", ["unavailable", "empty", "non-finite"])
@@ -313,8 +321,8 @@ def test_nobody_left(reason, federation, fleet):
         equal(state, earlier)
         assert not info.present_s.any() and (info.labels_s == -1).all()
         assert not info.weights_s.any() and info.num_coalitions == 0
-        assert np.isnan(info.affinity_q).all()
-        assert np.isfinite(info.dispersion) and np.isfinite(info.dissimilarity)
+        assert np.isnan(info.dissimilarity_q).all()
+        assert np.isfinite(info.dispersion) and np.isfinite(info.within_spread)
 
 
 def test_clients_of_all_sizes_in_one_cohort(federation, fleet):

@@ -10,11 +10,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedjax_hk import config as config_lib
-from fedjax_hk import engine as engine_lib
 from fedjax_hk import main as main_lib
+from fedjax_hk.report.load import load
+from fedjax_hk.round import engine as engine_lib
 from fedjax_hk.rules import CHOICES, RULES
-from fedjax_hk.run_tables import load
+from fedjax_hk.settings import config as config_lib
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compile_quickly")]
 
@@ -22,7 +22,7 @@ ROUNDS, CLIENTS, COHORT = 5, 6, 4
 SMALL = (f"--rounds={ROUNDS}", "--epochs=1", "--devices=1")
 TASKS = {
     "embedded": (f"--fleet_clients={CLIENTS}", "--fleet_days=75"),
-    "digits": ("--task=digits", "--model=mlp", f"--num_clients={CLIENTS}"),
+    "digits": ("--samples=digits", "--model=mlp", f"--num_clients={CLIENTS}"),
 }
 
 
@@ -79,7 +79,7 @@ def check(path):
     assert ((effective >= 1 - 1e-6) & (effective <= took_part + 1e-4)).all()
 
     down, up = rounds["bytes_down"], rounds["bytes_up"]
-    if alone or rule.partition == "singletons":  # nothing travels
+    if alone or rule.grouping == "singletons":  # nothing travels
         assert not down.any() and not up.any()
     else:
         one = down.iloc[0] // asked.iloc[0]
@@ -111,10 +111,10 @@ def check_report(path):
     assert all((path / "pictures" / name).stat().st_size > 3000 for name in files)
     run = load(path)
     expected = {*(curve.name for curve in run.task.curves), "errors_against_naive"}
-    expected |= {"forecasts"} if run.config.task == "forecast" else {"partition"}
+    expected |= {"forecasts"} if run.config.samples == "readings" else {"partition"}
     if run.config.rule().select != "pooled":
-        expected |= {"coalition_map", "affinity"}
-    if run.config.rule().partition in ("hk_cosine", "hk_euclidean", "hk_band"):
+        expected |= {"coalition_map", "dissimilarity"}
+    if run.config.rule().grouping in ("hk_cosine", "hk_euclidean", "hk_band"):
         expected |= {"trajectories"}
     assert expected <= names <= expected | {"together"}
 
@@ -122,7 +122,7 @@ def check_report(path):
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("agg", RULES)
 def test_every_method(agg, task, command, tmp_path, capfd):
-    if RULES[agg].partition == "planted" and task == "digits":
+    if RULES[agg].grouping == "planted" and task == "digits":
         flags = (f"--agg={agg}", *TASKS[task], "--output=run")
         assert main_lib.main(["main", *flags]) == 2
         said = capfd.readouterr().err
@@ -134,7 +134,7 @@ def test_every_method(agg, task, command, tmp_path, capfd):
 
 MODIFIED = {  # the method to modify, flags, and the task ("" for both)
     "decaying cohort": ("hk_cosine", ("--select=distance_decay", "--select_decay=0.3"), ""),
-    "matched units": ("fixed_k_cosine", ("--align=units",), ""),
+    "matched units": ("fixed_k_cosine", ("--align=neurons",), ""),
     "personal layers": ("fedavg", ("--personal_layers=output",), ""),
     "personal layers, coalitions": ("hk_cosine", ("--personal_layers=output",), "digits"),
     "fine-tuning": ("fedavg", ("--finetune_epochs=1",), ""),
@@ -142,11 +142,11 @@ MODIFIED = {  # the method to modify, flags, and the task ("" for both)
     "stragglers": ("fednova", ("--straggler_rate=0.5",), "embedded"),
     "validation": ("fedavg", ("--judge=validation",), ""),
     "kept optimizers": ("fedavg", ("--noclient_opt_reset",), "embedded"),
-    "gradient spread": ("fedavg", ("--gradient_dissimilarity",), "digits"),
+    "gradient spread": ("fedavg", ("--gradient_spread",), "digits"),
     **{
         f"serve {agg}": (agg, ("--serve=coalition",), "digits")
         for agg, rule in RULES.items()
-        if rule.serve == "global" and rule.partition != "none"
+        if rule.serve == "global" and rule.grouping != "none"
     },
     **{
         f"{name} {value}": ("hk_cosine", (f"--{name}={value}",), "digits")
@@ -185,4 +185,4 @@ def test_every_modifier(name, task, command):
         assert (rounds["clients"] < rounds["sampled_clients"]).any()
         assert (rounds["bytes_up"] < rounds["bytes_down"]).any()
     if name == "gradient spread":
-        assert np.isfinite(rounds[["gradient_dissimilarity", "gradient_norm"]].to_numpy()).all()
+        assert np.isfinite(rounds[["gradient_spread", "gradient_norm"]].to_numpy()).all()

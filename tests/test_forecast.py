@@ -7,11 +7,13 @@ import pandas as pd
 import pytest
 from made_run import classes_of, make_run
 
-from fedjax_hk import data, models, run_folder, simulation
+from fedjax_hk import data, models
 from fedjax_hk import forecast as forecast_lib
-from fedjax_hk.config import Config
 from fedjax_hk.data import synthetic_fleet
-from fedjax_hk.run_folder import RunFolderError
+from fedjax_hk.run import simulation
+from fedjax_hk.settings.config import Config
+from fedjax_hk.store import run_folder
+from fedjax_hk.store.run_folder import RunFolderError
 
 LOOKBACK, CLIENTS, DAYS = 5, 6, 90
 
@@ -101,11 +103,13 @@ def test_folders_that_cannot_forecast(ran, tmp_path):
 
 
 def test_runs_of_another_task_are_refused(tmp_path, capsys):
-    path = make_run(tmp_path / "run", Config(task="digits", rounds=2), fleet=classes_of())
-    with pytest.raises(RunFolderError, match="it is a run of --task=digits, which has no readings"):
+    path = make_run(tmp_path / "run", Config(samples="digits", rounds=2), fleet=classes_of())
+    with pytest.raises(
+        RunFolderError, match="it is a run of --samples=digits, which has no readings"
+    ):
         forecast_lib.forecast(path, synthetic_fleet(CLIENTS, DAYS))
     assert forecast_lib.main(["forecast", f"--run={path}"]) == 2
-    assert "give a run of --task=forecast" in capsys.readouterr().err
+    assert "give a run of --samples=readings" in capsys.readouterr().err
 
 
 def test_the_command(ran, monkeypatch, tmp_path, capsys):

@@ -55,7 +55,7 @@ def positions(result, opinions):
     return np.asarray(result.influence_ss, np.float64) @ np.asarray(opinions, np.float64)
 
 
-def partition(labels):
+def grouping(labels):
     labels = np.asarray(labels)
     return {frozenset(np.flatnonzero(labels == k).tolist()) for k in set(labels.tolist()) if k >= 0}
 
@@ -263,7 +263,7 @@ def test_equals_loops(name, state_norm, seed):  # H12, H13
     if state_norm == "none":
         np.testing.assert_allclose(np.sum(result.influence_ss, axis=1), 1, rtol=1e-6)
     if expected.converged:
-        for members in partition(result.labels_s):
+        for members in grouping(result.labels_s):
             coalition = positions(result, opinions)[sorted(members)]
             assert np.ptp(coalition, axis=0).max() < 1e-5
     if expected.converged and kind == "ball":
@@ -313,21 +313,21 @@ def test_unit_ball_is_cosine_and_band_up_to_one_is_cosine(seed):  # invariants 4
 def test_symmetries(make, threshold):  # invariant 6 and H11
     rng = np.random.default_rng(7)
     opinions = groups(13, 5, 4, 0.7, seed=11)
-    plain = partition(interact(opinions, make(threshold)).labels_s)
+    plain = grouping(interact(opinions, make(threshold)).labels_s)
 
     order = rng.permutation(13)
     permuted = interact(opinions[order], make(threshold)).labels_s
-    assert {frozenset(order[sorted(c)].tolist()) for c in partition(permuted)} == plain
+    assert {frozenset(order[sorted(c)].tolist()) for c in grouping(permuted)} == plain
 
     rotation = np.linalg.qr(rng.normal(size=(5, 5)))[0].astype(np.float32)
-    assert partition(interact(opinions @ rotation, make(threshold)).labels_s) == plain
+    assert grouping(interact(opinions @ rotation, make(threshold)).labels_s) == plain
 
     for factor in (1e-8, 37.0, 1e12):
         scaled = threshold * factor if make is hk.ball else threshold
         result = interact(opinions * np.float32(factor), make(scaled))
-        assert partition(result.labels_s) == plain
+        assert grouping(result.labels_s) == plain
     if make is hk.ball:
-        assert partition(interact(opinions + np.float32(3), make(threshold)).labels_s) == plain
+        assert grouping(interact(opinions + np.float32(3), make(threshold)).labels_s) == plain
 
 
 def test_translation_changes_the_cosine():  # invariant 6
@@ -415,9 +415,9 @@ def test_components_equal_scipy_and_networkx(seed, density):
     links = upper | upper.T
     labels = np.asarray(jax.jit(hk.components)(links))
     _, theirs = scipy.sparse.csgraph.connected_components(links)
-    assert partition(labels) == partition(theirs)
+    assert grouping(labels) == grouping(theirs)
     graph = networkx.from_numpy_array(links)
-    assert partition(labels) == {frozenset(c) for c in networkx.connected_components(graph)}
+    assert grouping(labels) == {frozenset(c) for c in networkx.connected_components(graph)}
     assert all(labels[k] == k and k == min(np.flatnonzero(labels == k)) for k in set(labels))
 
 
@@ -459,7 +459,7 @@ def test_random_inputs(seed, kind, threshold, noise, mask):
     result = sizes_of_run()(opinions, neighborhood, mask)
     labels = np.asarray(result.labels_s)
     assert np.all((labels >= 0) == mask)
-    assert int(result.num_coalitions) == len(partition(labels))
+    assert int(result.num_coalitions) == len(grouping(labels))
     sizes = np.asarray(result.sizes_s)
     assert sizes.sum() == mask.sum()
     weights = np.asarray(result.weights_s)

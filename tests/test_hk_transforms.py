@@ -50,7 +50,7 @@ def same(one, other):
 
 
 def operator(opinions, tau):
-    """Partition and one model, as an aggregation rule would."""
+    """Grouping and one model, as an aggregation rule would."""
     result = hk.interact(opinions, hk.cosine(tau))
     return result, hk.average(opinions, result.weights_s)
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 
-from fedjax_hk import isolated
+from fedjax_hk.report import isolated
 from fedjax_hk.tasks import FORECAST
 
 TRAITS = FORECAST.traits

@@ -17,11 +17,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedjax_hk import engine as engine_lib
 from fedjax_hk import main as main_lib
-from fedjax_hk import simulation
-from fedjax_hk.checkpoint import Checkpoints
-from fedjax_hk.config import Config, ConfigError
+from fedjax_hk.round import engine as engine_lib
+from fedjax_hk.run import simulation
+from fedjax_hk.settings.config import Config, ConfigError
+from fedjax_hk.store.checkpoint import Checkpoints
 
 TINY = ("--fleet_clients=6", "--fleet_days=60", "--epochs=1", "--clients_per_round=3")
 ONE_DEVICE = "--devices=1"
@@ -130,7 +130,7 @@ def test_a_folder_that_was_given_stays(refused, tmp_path):
 
 
 def test_a_signal_while_compiling(monkeypatch, capfd, tmp_path):
-    from fedjax_hk import simulation
+    from fedjax_hk.run import simulation
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(simulation, "prepare", lambda *given: os.kill(os.getpid(), signal.SIGTERM))
@@ -148,7 +148,7 @@ def test_boolean_flags_in_all_spellings():
         assert not parse(flag).client_opt_reset
     for flag in ("--client_opt_reset", "--client_opt_reset=true"):
         assert parse(flag).client_opt_reset
-    assert parse("--gradient_dissimilarity").gradient_dissimilarity
+    assert parse("--gradient_spread").gradient_spread
 
 
 def test_flags_without_a_value_are_the_defaults_of_config():

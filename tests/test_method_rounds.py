@@ -11,11 +11,11 @@ import pytest
 import test_contract
 from jax.sharding import Mesh
 
-from fedjax_hk import engine as engine_lib
 from fedjax_hk import models
-from fedjax_hk.local_training import HParams, make_trainer
+from fedjax_hk.round import engine as engine_lib
+from fedjax_hk.round.training import make_trainer
 from fedjax_hk.rules import CHOICES, RULES, Rule, averages
-from fedjax_hk.types import Samples
+from fedjax_hk.types import HParams, Samples
 
 NUM = 6
 HPARAMS = HParams(learning_rate=0.05, tau=0.5)
@@ -46,7 +46,7 @@ def test_fedcw_without_decay_and_beta_is_fedavg(fedcw, fedavg, fleet):
     hparams = HPARAMS._replace(beta=0.0, select_decay=0.0)
     state, infos = fedcw.run(fleet(), rounds=3, hparams=hparams)
     close(state.params, fedavg)
-    assert all(info.asked_s.all() for info in infos)
+    assert all(info.sampled_s.all() for info in infos)
 
 
 SAME_AS_FEDAVG = {
@@ -208,7 +208,7 @@ def test_fedcw_asks_the_farthest(fedcw, fleet):
         before = state
         state, (info,) = fedcw.run(few, state=state, first=number, hparams=hparams)
         asked = info.cohort_s[:count]
-        assert info.asked_s.tolist() == [True] * count + [False] * (NUM - count)
+        assert info.sampled_s.tolist() == [True] * count + [False] * (NUM - count)
         assert (np.diff(asked) > 0).all() and len(set(info.cohort_s)) == NUM
         last = np.asarray(before.distances.last_n)
         if number:
@@ -217,7 +217,7 @@ def test_fedcw_asks_the_farthest(fedcw, fleet):
         equal(np.asarray(state.distances.last_n)[others], last[others])
         assert (np.asarray(state.distances.last_n)[asked] != last[asked]).all()
         # Who is not asked does nothing and counts nothing.
-        idle = ~info.asked_s
+        idle = ~info.sampled_s
         assert not info.present_s[idle].any() and not info.steps_s[idle].any()
         assert not info.weights_s[idle].any() and (info.labels_s[idle] == -1).all()
         assert (info.steps_s[~idle] > 0).all()
@@ -242,7 +242,7 @@ def test_everyone_is_in_exactly_one_lasting_coalition(federation, fleet):
     for number in range(12):
         state, (info,) = fed.run(few, state=state, first=number, hparams=HPARAMS)
         seen = info.cohort_s[info.present_s]
-        now = np.asarray(state.partition.group_n)
+        now = np.asarray(state.grouping.group_n)
         assert (now[seen] >= 0).all()
         kept = groups >= 0
         equal(now[kept], groups[kept])  # one shot: nobody changes
@@ -270,7 +270,7 @@ def test_clients_that_do_not_answer(federation, fleet):
     # All of them: the model stays as it is.
     same, (info,) = fed.run(few, state=state, hparams=HPARAMS._replace(drop_rate=1.0))
     equal(same.params, state.params)
-    assert not info.present_s.any() and not info.answered_s.any() and not info.weights_s.any()
+    assert not info.present_s.any() and not info.reported_s.any() and not info.weights_s.any()
 
 
 def test_slow_clients(federation, fleet):
@@ -312,11 +312,11 @@ def test_personal_layers_and_fine_tuning(federation, fleet, tiny_model):
     fed = federation("fedavg", cohort=4, personal_layers="offset", finetuner=tuner)
     few, start = fleet(), fed.start()
     state, (info,) = fed.run(few, hparams=HPARAMS)
-    own = np.asarray(state.own_np)[:, 0]
+    own = np.asarray(state.personal_np)[:, 0]
     idle = np.setdiff1d(np.arange(NUM), info.cohort_s)
     # The offset never leaves the client, and the server's never changes.
     assert own.shape == (NUM,) and state.params[0] == start.params[0]
-    equal(own[idle], np.asarray(start.own_np)[idle, 0])
+    equal(own[idle], np.asarray(start.personal_np)[idle, 0])
     assert len(set(own[info.cohort_s])) == 4
     assert fed.engine.traffic == engine_lib.Traffic(4, 4)
     # Clients are judged with their own offset and everybody's slope ...
@@ -324,8 +324,8 @@ def test_personal_layers_and_fine_tuning(federation, fleet, tiny_model):
     mse = ((forecast - few.test.targets) ** 2).mean(axis=1)
     np.testing.assert_allclose(info.errors.mse, mse, rtol=1e-4)
     # ... and once more after an epoch.
-    assert np.isfinite(info.tuned_errors.mse).all()
-    assert (info.tuned_errors.mse != info.errors.mse).all()
+    assert np.isfinite(info.finetuned_errors.mse).all()
+    assert (info.finetuned_errors.mse != info.errors.mse).all()
 
 
 def test_layers_that_leave_nothing_to_compare_are_refused(federation):

@@ -1,5 +1,5 @@
 """Choices of the methods the papers compare with, one by one: selection, weights, averages,
-partitions, matching, local steps. What whole rounds do is in test_method_rounds.py."""
+groupings, matching, local steps. What whole rounds do is in test_method_rounds.py."""
 
 from __future__ import annotations
 
@@ -22,19 +22,22 @@ from scipy.spatial.distance import pdist, squareform
 from sklearn.cluster import AffinityPropagation, AgglomerativeClustering
 from test_rules import apply, blobs
 
-from fedjax_hk import disturbances, keys, models, parallel, selection
-from fedjax_hk.local_training import HParams, make_trainer
+from fedjax_hk import keys, models, parallel
+from fedjax_hk.round import uplink
+from fedjax_hk.round.training import make_trainer
+from fedjax_hk.rules import selection
 from fedjax_hk.rules.affinity_propagation import affinity_propagation
 from fedjax_hk.rules.agglomerative import LINKAGES, agglomerate
-from fedjax_hk.rules.alignment import aligned, hidden_units, match, permuted
+from fedjax_hk.rules.alignment import aligned, hidden_neurons, match, permuted
 from fedjax_hk.rules.averages import AVERAGES
 from fedjax_hk.rules.weighting import client_weights, distance_factor, krum_factor
+from fedjax_hk.types import HParams
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 HPARAMS = jax.tree.map(np.float32, HParams())
 
 
-def partition_of(labels):
+def grouping_of(labels):
     """Labels as the smallest member of each group."""
     labels = list(labels)
     return np.array([labels.index(label) for label in labels])
@@ -45,15 +48,15 @@ def partition_of(labels):
 
 def test_fewer_and_fewer_clients_are_asked():
     hparams = HPARAMS._replace(min_clients=np.float32(5))
-    counts = [int(selection.num_asked(np.int32(t), 100, 100, hparams)) for t in range(0, 60, 6)]
+    counts = [int(selection.num_sampled(np.int32(t), 100, 100, hparams)) for t in range(0, 60, 6)]
     assert counts == [100, 75, 55, 41, 31, 23, 17, 13, 10, 7]
     late = np.int32(1000)
-    assert selection.num_asked(late, 100, 100, hparams) == 5
-    assert selection.num_asked(late, 100, 100, HPARAMS) == 10  # a tenth of the fleet
-    assert selection.num_asked(late, 9, 9, HPARAMS) == 2
-    assert selection.num_asked(late, 4, 9, hparams) == 4  # never more than there are places
+    assert selection.num_sampled(late, 100, 100, hparams) == 5
+    assert selection.num_sampled(late, 100, 100, HPARAMS) == 10  # a tenth of the fleet
+    assert selection.num_sampled(late, 9, 9, HPARAMS) == 2
+    assert selection.num_sampled(late, 4, 9, hparams) == 4  # never more than there are places
     still = hparams._replace(select_decay=np.float32(0))
-    assert selection.num_asked(late, 70, 100, still) == 70
+    assert selection.num_sampled(late, 70, 100, still) == 70
 
 
 def test_the_farthest_are_asked_and_the_unseen_before_them():
@@ -66,12 +69,12 @@ def test_the_farthest_are_asked_and_the_unseen_before_them():
     np.testing.assert_array_equal(
         first.clients_s, selection.uniform((), drawn, 4, hparams).clients_s
     )
-    assert first.count == 4 and first.asked_s.all()
+    assert first.count == 4 and first.sampled_s.all()
     distances = selection.Distances(jnp.array([1.0, 5.0, jnp.inf, 3.0, 4.0, 0.0]), jnp.int32(1))
     second = draw(distances, drawn, 4)
     assert second.count == 2
     np.testing.assert_array_equal(second.clients_s[:2], [1, 2])
-    np.testing.assert_array_equal(second.asked_s, [True, True, False, False])
+    np.testing.assert_array_equal(second.sampled_s, [True, True, False, False])
     assert sorted(second.clients_s.tolist()) == [1, 2, 3, 4]
     # Client 2 answers nothing usable and goes last; client 1 is silent and keeps its place;
     # who was not asked keeps its distance.
@@ -256,7 +259,7 @@ def test_affinity_propagation_equals_scikit_learns(seed, preference):
     ).fit(similarity)
     found = _propagate(similarity, np.ones(15, bool), preference=preference)
     assert found.converged
-    np.testing.assert_array_equal(partition_of(found.exemplar_s), partition_of(peer.labels_))
+    np.testing.assert_array_equal(grouping_of(found.exemplar_s), grouping_of(peer.labels_))
     exemplar_s = np.asarray(found.exemplar_s)
     np.testing.assert_array_equal(exemplar_s[exemplar_s], exemplar_s)
 
@@ -282,7 +285,7 @@ def test_affinity_propagation_ends():
     mask = np.arange(9) != 4
     found, _ = apply("affinity_propagation", opinions, mask=mask)
     rest, _ = apply("affinity_propagation", opinions[mask])
-    np.testing.assert_array_equal(partition_of(found.labels_s[mask]), partition_of(rest.labels_s))
+    np.testing.assert_array_equal(grouping_of(found.labels_s[mask]), grouping_of(rest.labels_s))
     one, _ = apply("affinity_propagation", opinions[:1])
     assert one.labels_s.tolist() == [0]
 
@@ -298,13 +301,13 @@ def test_agglomeration_equals_scikit_learns(linkage):
         peer = AgglomerativeClustering(
             n_clusters=None, distance_threshold=min(limit, 1e9), linkage=linkage
         ).fit(opinions)
-        np.testing.assert_array_equal(labels, partition_of(peer.labels_))
+        np.testing.assert_array_equal(labels, grouping_of(peer.labels_))
         assert merges == 12 - len(set(peer.labels_))
     # Masked clients are in no coalition and in nobody's way.
     mask = np.arange(12) % 3 != 1
     labels, _ = merge(np.where(mask[:, None] & mask, apart, np.nan), mask, np.float32(heights[4]))
     rest, _ = merge(apart[np.ix_(mask, mask)], np.ones(8, bool), np.float32(heights[4]))
-    np.testing.assert_array_equal(partition_of(np.asarray(labels)[mask]), partition_of(rest))
+    np.testing.assert_array_equal(grouping_of(np.asarray(labels)[mask]), grouping_of(rest))
     assert (np.asarray(labels)[~mask] == -1).all()
 
 
@@ -315,7 +318,7 @@ def test_fedclust_is_one_shot_and_newcomers_join_the_nearest():
     mask = first | (np.arange(9) == 8)
     options = {"hparams": hparams, "use_epsilon": True, "planted": np.zeros(9, np.int32)}
     info, state = apply("agglomerative", opinions, mask=mask, **options)
-    np.testing.assert_array_equal(partition_of(info.labels_s[mask]), partition_of(expected[mask]))
+    np.testing.assert_array_equal(grouping_of(info.labels_s[mask]), grouping_of(expected[mask]))
     assert (info.labels_s[~mask] == -1).all()
     # Everybody moves far away, and all others are new: they join, nobody else moves.
     later, state = apply("agglomerative", opinions + 0.01, state=state, **options)
@@ -327,7 +330,7 @@ def test_fedclust_is_one_shot_and_newcomers_join_the_nearest():
     # Rows are other clients in other rounds.
     order = np.array([8, 3, 0, 5, 1, 2, 4, 6, 7])
     turned, _ = apply("agglomerative", opinions, state=state, clients=order, **options)
-    np.testing.assert_array_equal(turned.labels_s, partition_of(expected[order]))
+    np.testing.assert_array_equal(turned.labels_s, grouping_of(expected[order]))
 
 
 def test_fedclust_ends():
@@ -344,7 +347,7 @@ def test_planted_groups_are_taken_as_they_are():
     np.testing.assert_array_equal(info.labels_s, [0, 1, 2, 0, 4, 1, 1, 0, 1])
     order = np.arange(9)[::-1]
     info, _ = apply("planted", blobs()[0], planted=planted, clients=order)
-    np.testing.assert_array_equal(info.labels_s, partition_of([0, 1, 0, 0, 4, 1, 2, 0, 1]))
+    np.testing.assert_array_equal(info.labels_s, grouping_of([0, 1, 0, 0, 4, 1, 2, 0, 1]))
 
 
 # Matching hidden units
@@ -377,7 +380,7 @@ def network(kind):
     if kind == "lstm":
         inputs = jax.random.normal(key, (3, 5, 2))
         model = models.lstm_forecaster(
-            inputs, units=(6, 4), dense_units=3, dropout=0.0, output="linear"
+            inputs, neurons=(6, 4), dense_neurons=3, dropout=0.0, output="linear"
         )
     else:
         inputs = jax.random.normal(key, (3, 4, 4, 2))
@@ -392,7 +395,7 @@ def network(kind):
 )
 def test_matched_averaging(kind):
     model, inputs = network(kind)
-    units = hidden_units(model)
+    units = hidden_neurons(model)
     assert len(units) == len(model.layers) - 1
     params = model.init(jax.random.key(1))
     # Every hidden parameter belongs to a unit, and none to two in the same step.
@@ -426,7 +429,7 @@ def test_matched_averaging(kind):
 
 def test_matching_is_the_cheapest_assignment():
     model, _ = network("mlp")
-    first = hidden_units(model)[:1]
+    first = hidden_neurons(model)[:1]
     ours, theirs = (model.init(jax.random.key(seed)) for seed in (1, 2))
     matched = jax.jit(lambda a, b: match(a, b, first))(ours, theirs)
     a, b = (np.asarray(x)[first[0].features_uk] for x in (ours, theirs))
@@ -436,9 +439,9 @@ def test_matching_is_the_cheapest_assignment():
 
 def test_models_that_cannot_be_matched_are_refused(tiny_model):
     model = tiny_model("line")
-    assert hidden_units(model) == ()
-    with pytest.raises(ValueError, match=r"--align=units: .*`forward_layers`.*--align=none"):
-        hidden_units(model._replace(layers=None))
+    assert hidden_neurons(model) == ()
+    with pytest.raises(ValueError, match=r"--align=neurons: .*`forward_layers`.*--align=none"):
+        hidden_neurons(model._replace(layers=None))
 
 
 # Disturbances
@@ -446,12 +449,12 @@ def test_models_that_cannot_be_matched_are_refused(tiny_model):
 
 def test_attackers_are_a_share_of_the_fleet_by_name():
     ids = np.arange(20, dtype=np.uint32)
-    bad = np.asarray(disturbances.attackers(jax.random.key(0), ids, np.float32(0.2)))
+    bad = np.asarray(uplink.attackers(jax.random.key(0), ids, np.float32(0.2)))
     assert bad.sum() == 4
     order = np.random.default_rng(0).permutation(20)
-    turned = disturbances.attackers(jax.random.key(0), ids[order], np.float32(0.2))
+    turned = uplink.attackers(jax.random.key(0), ids[order], np.float32(0.2))
     np.testing.assert_array_equal(turned, bad[order])
-    other = disturbances.attackers(jax.random.key(1), ids, np.float32(0.2))
+    other = uplink.attackers(jax.random.key(1), ids, np.float32(0.2))
     assert (np.asarray(other) != bad).any()
 
 
@@ -461,7 +464,7 @@ def test_attacks():
     hparams = HPARAMS._replace(attack_scale=np.float32(10))
 
     def send(kind):
-        return np.asarray(disturbances.attacked(kind, base + update, base, drawn, hparams)) - base
+        return np.asarray(uplink.attacked(kind, base + update, base, drawn, hparams)) - base
 
     np.testing.assert_allclose(send("sign_flip"), -10 * update, rtol=1e-5)
     np.testing.assert_allclose(send("scale"), 10 * update, rtol=1e-5)

@@ -68,7 +68,9 @@ def test_initializers_are_those_of_keras(paper_model):
 
 @pytest.mark.parametrize("output", ["relu", "softplus", "linear"])
 def test_output_equals_plain_lstm(output):
-    model = models.lstm_forecaster(jnp.zeros((1, 5, 2)), units=(3, 2), dense_units=4, output=output)
+    model = models.lstm_forecaster(
+        jnp.zeros((1, 5, 2)), neurons=(3, 2), dense_neurons=4, output=output
+    )
     rng = np.random.default_rng(1)
     params = model.init(jax.random.key(0)) + 0.3 * rng.standard_normal(model.num_parameters)
     params = params.at[-5:].set(0.5).astype(jnp.float32)  # an output above zero

@@ -13,11 +13,11 @@ import reference
 from conftest import SIZES, Federation
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from fedjax_hk import engine as engine_lib
 from fedjax_hk import models
-from fedjax_hk.local_training import HParams, LocalResult, make_trainer
+from fedjax_hk.round import engine as engine_lib
+from fedjax_hk.round.training import LocalResult, make_trainer
 from fedjax_hk.rules import RULES
-from fedjax_hk.types import Samples
+from fedjax_hk.types import HParams, Samples
 
 pytestmark = pytest.mark.slow
 

@@ -54,9 +54,9 @@ def test_flags_that_documents_name_exist():
     "path", sorted((ROOT / "experiments/presets").glob("*.flags")), ids=lambda path: path.name
 )
 def test_presets_are_accepted(path):
-    from fedjax_hk import config_checks
     from fedjax_hk.main import parse
+    from fedjax_hk.settings import checks
 
     settings, given, _ = parse(["main", f"--flagfile={path}"])
     assert given
-    config_checks.check(settings)
+    checks.check(settings)

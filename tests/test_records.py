@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from fedjax_hk import data, metrics, records
-from fedjax_hk.engine import RoundInfo
+from fedjax_hk import data, metrics
+from fedjax_hk.round.engine import RoundInfo
+from fedjax_hk.store import records
 
 
 @pytest.fixture(scope="module")
@@ -33,15 +34,15 @@ def info_of(fleet, **changes) -> RoundInfo:
         "num_steps": np.int32(3),
         "converged": np.bool_(True),
         "changes_nothing": np.bool_(False),
-        "affinity_q": np.linspace(0, 1, 5, dtype=np.float32),
+        "dissimilarity_q": np.linspace(0, 1, 5, dtype=np.float32),
         "grams": None,
         "outputs_nw": forecast_nw,
         "dead_n": np.zeros(num, bool),
-        "asked_s": np.ones(4, bool),
-        "answered_s": np.ones(4, bool),
+        "sampled_s": np.ones(4, bool),
+        "reported_s": np.ones(4, bool),
         "attacker_s": np.zeros(4, bool),
         "steps_s": np.array([10, 10, 10, 5], np.int32),
-        "tuned_errors": (),
+        "finetuned_errors": (),
         "errors": metrics.client_errors(forecast_nw, fleet.test),
     }
     errors = values["errors"]
@@ -62,7 +63,7 @@ def test_row_of_a_round(fleet):
     assert row["diverged_clients"] == 1
     assert row["left_out"] == fleet.client_ids[2]
     assert row["seconds"] == 1.2346
-    assert [row[f"apart_{name}"] for name in records.AFFINITY_NAMES] == [0, 0.25, 0.5, 0.75, 1]
+    assert [row[f"apart_{name}"] for name in records.QUANTILE_NAMES] == [0, 0.25, 0.5, 0.75, 1]
     assert all(isinstance(value, int | float | str) for value in row.values())  # bool is an int
 
 
@@ -140,7 +141,7 @@ def test_who_sat_with_whom(drawn):
         share([not honest and not attacker for honest, attacker in sat[True]]),
         share([attacker for _, attacker in sat[False]]),
     )
-    np.testing.assert_allclose(records.company(labels_s, attacker_s), expected)
+    np.testing.assert_allclose(records.seating(labels_s, attacker_s), expected)
 
 
 def test_attackers_of_a_round(fleet):

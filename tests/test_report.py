@@ -13,16 +13,17 @@ import pandas as pd
 import pytest
 from made_run import CLIENTS, HOSTILE, classes_of, fleet_of, make_run
 
-from fedjax_hk import gallery, page, plots, report, run_tables, views
-from fedjax_hk.config import Config
-from fedjax_hk.run_folder import RunFolder, RunFolderError
+from fedjax_hk.report import __main__ as door
+from fedjax_hk.report import build, load, numbers, page, pictures, plots
+from fedjax_hk.settings.config import Config
+from fedjax_hk.store.run_folder import RunFolder, RunFolderError
 from fedjax_hk.types import Excluded
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 
 ALL = [
     "error_per_round", "accuracy_per_round", "errors_against_naive", "forecasts", "trajectories",
-    "coalition_map", "affinity", "together",
+    "coalition_map", "dissimilarity", "together",
 ]  # fmt: skip
 
 
@@ -54,7 +55,7 @@ def whole(tmp_path_factory):
     left = (Excluded("<b>bold</b>", "no reading & <i>nothing</i>"),)
     fleet = fleet._replace(client_ids=names, excluded=left, source="fleet <u>underlined</u>")
     path = make_run(tmp_path_factory.mktemp("whole") / "run", fleet=fleet)
-    report.write_report(path)
+    build.write_report(path)
     return path
 
 
@@ -115,8 +116,8 @@ def test_report_says_what_the_summary_says(whole):
 
 def test_report_depends_on_the_folder_alone(whole):
     """Made again, what takes no compiling has the same bytes."""
-    run = run_tables.load(whole)
-    for one in (*gallery._over_rounds(run), *gallery._errors(run), *gallery._together(run)):
+    run = load.load(whole)
+    for one in (*pictures._over_rounds(run), *pictures._errors(run), *pictures._together(run)):
         svg = plots.to_svg(one.figure, one.name)
         stored = (whole / "pictures" / f"{one.name}.svg").read_text()
         assert stored == svg.replace("<svg ", '<svg style="background:#fff" ', 1)
@@ -124,31 +125,31 @@ def test_report_depends_on_the_folder_alone(whole):
 
 def quick(path, **options):
     """The page without the pictures that take compiling."""
-    run = run_tables.load(make_run(path, **options))
-    return run, html.unescape(re.sub(r"<[^>]*>", " ", report.html(run, [])))
+    run = load.load(make_run(path, **options))
+    return run, html.unescape(re.sub(r"<[^>]*>", " ", build.page_of(run, [])))
 
 
 @pytest.mark.parametrize("agg", ["fedavg", "local"])
 def test_rules_without_coalitions(tmp_path, agg):
     run, text = quick(tmp_path / "run", config=Config(agg=agg, rounds=2))
-    names = [one.name for one in gallery._together(run)]
-    assert names == [] and list(gallery._trajectories(run)) == []
+    names = [one.name for one in pictures._together(run)]
+    assert names == [] and list(pictures._trajectories(run)) == []
     assert "Isolated clients" not in text and "Coalitions a round" not in text
     assert ("No coalitions" if agg == "fedavg" else "every client trains alone") in text
-    assert gallery.space_of(run) == "update"
+    assert pictures.space_of(run) == "update"
 
 
 def test_one_round_and_no_unit(tmp_path):
     fleet = fleet_of()._replace(unit="")
     run, text = quick(tmp_path / "run", fleet=fleet, rounds=1)
     assert "MAE units" in text and "after 1 round," in text
-    assert [one.name for one in gallery._over_rounds(run)] == ALL[:2]
+    assert [one.name for one in pictures._over_rounds(run)] == ALL[:2]
 
 
 def test_one_client(tmp_path):
     run, text = quick(tmp_path / "run", fleet=fleet_of(1))
     assert "1 client judged" in text and "interval" not in text
-    assert [one.name for one in gallery.pictures(run)] == ALL[:4]
+    assert [one.name for one in pictures.pictures(run)] == ALL[:4]
 
 
 def test_no_naive_forecast(tmp_path):
@@ -156,8 +157,8 @@ def test_no_naive_forecast(tmp_path):
     nothing = {name: np.full_like(units, np.nan) for name, units in fleet.naive.items()}
     run, text = quick(tmp_path / "run", fleet=fleet._replace(naive=nothing))
     assert "naive forecast (" not in text and "the federated model" in text
-    assert list(gallery._errors(run)) == []
-    assert [one.name for one in gallery._forecasts(run)] == ["forecasts"]
+    assert list(pictures._errors(run)) == []
+    assert [one.name for one in pictures._forecasts(run)] == ["forecasts"]
 
 
 def test_forecasts_that_are_not_finite(tmp_path):
@@ -168,20 +169,20 @@ def test_forecasts_that_are_not_finite(tmp_path):
     errors = metrics.ClientErrors(*map(np.asarray, metrics.client_errors(forecast, fleet.test)))
     run, text = quick(tmp_path / "run", errors=errors, outputs_nw=forecast)
     assert "No client's errors are finite" in text and "not finite, left out" in text
-    assert list(gallery._over_rounds(run)) == [] and list(gallery._errors(run)) == []
-    assert list(gallery._forecasts(run)) == []
+    assert list(pictures._over_rounds(run)) == [] and list(pictures._errors(run)) == []
+    assert list(pictures._forecasts(run)) == []
 
 
 def test_classes_of_samples(tmp_path):
     """A run without readings has no word and no picture of forecasts."""
-    config = Config(task="digits", opinion="update", tau=0.5, rounds=2)
+    config = Config(samples="digits", opinion="update", tau=0.5, rounds=2)
     run, text = quick(tmp_path / "run", config=config, fleet=classes_of(), error=0.6)
     for wrong in ("forecast", "MAE", "reading", "liters", " nan"):
-        assert wrong not in text.replace("--task=forecast", "").split("Settings")[0]
+        assert wrong not in text.replace("--samples=readings", "").split("Settings")[0]
     assert "judged on their own test samples" in text and "Accuracy by round" in text
     assert "guess without a model" in text and "points of accuracy" in text
     assert "number of samples" in text and "share of the commonest class" in text
-    drawn = [gallery._partition(run), *gallery._over_rounds(run), *gallery._errors(run)]
+    drawn = [pictures._partition(run), *pictures._over_rounds(run), *pictures._errors(run)]
     assert [one.name for one in drawn] == [
         "partition", "accuracy_per_round", "error_per_round", "errors_against_naive",
     ]  # fmt: skip
@@ -197,7 +198,7 @@ def test_classes_of_samples(tmp_path):
 
 def test_predictions_name_samples_and_classes(tmp_path):
     fleet = classes_of()
-    path = make_run(tmp_path / "run", Config(task="digits", rounds=1), fleet=fleet, rounds=1)
+    path = make_run(tmp_path / "run", Config(samples="digits", rounds=1), fleet=fleet, rounds=1)
     text = ["client", "actual", "predicted", "majority_class"]
     table = RunFolder(path, None).read_table("predictions", text)
     assert len(table) == fleet.test.mask.sum() == len(set(table["sample"]))
@@ -216,7 +217,7 @@ def test_predictions_name_samples_and_classes(tmp_path):
 def test_nobody_isolated(tmp_path):
     run, text = quick(tmp_path / "run", labels_s=np.zeros(CLIENTS, np.int32))
     assert "at least half of the rounds they took part in: none." in text
-    (scatter,) = gallery._errors(run)
+    (scatter,) = pictures._errors(run)
     legend = [entry.get_text() for entry in scatter.figure.axes[0].get_legend().get_texts()]
     assert legend == ["clients", "equal"]
 
@@ -256,7 +257,7 @@ def test_a_run_that_was_stopped(tmp_path):
     path = make_run(tmp_path / "run", config, finish=False)
     with open(path / "coalitions.csv", "a") as file:
         file.write('3,"torn')
-    report.write_report(path)
+    build.write_report(path)
     text = Page(path / "report.html").text
     assert "stopped after 2 of 9 rounds" in text and f"--resume={path}" in text
     assert "Coalitions a round" in text and "Isolated clients" not in text
@@ -268,23 +269,23 @@ def test_tables_of_an_earlier_end_are_not_shown(tmp_path):
     path = make_run(tmp_path / "run")
     rows = (path / "rounds.csv").read_text().splitlines()
     (path / "rounds.csv").write_text("\n".join([*rows, "3," + rows[-1].split(",", 1)[1]]) + "\n")
-    run = run_tables.load(path)
+    run = load.load(path)
     assert run.clients is None and run.opinions is None
     assert len(run.rounds) == 3
 
 
 def test_folders_that_are_none(tmp_path, capsys):
-    assert report.main(["report", f"--run={tmp_path}"]) == 2
+    assert door.main(["report", f"--run={tmp_path}"]) == 2
     assert "it has no config.json" in capsys.readouterr().err
     (tmp_path / "config.json").write_text("{}")
-    assert report.main(["report", f"--run={tmp_path}"]) == 2
+    assert door.main(["report", f"--run={tmp_path}"]) == 2
     assert "no round of it is finished" in capsys.readouterr().err
     for argv in (["report"], ["report", "folder"], ["report", "--runs=x"]):
-        assert report.main(argv) == 2
+        assert door.main(argv) == 2
         assert capsys.readouterr().err.startswith("Error:")
     path = make_run(tmp_path / "run")
     (path / "opinions.npz").write_bytes(b"torn")
-    assert report.main(["report", f"--run={path}"]) == 2
+    assert door.main(["report", f"--run={path}"]) == 2
     assert "opinions.npz cannot be read" in capsys.readouterr().err
 
 
@@ -294,9 +295,9 @@ def test_settings_of_another_version_are_shown(tmp_path):
     del stored["flags"]["epochs"]
     stored["flags"]["from_the_future"] = 7
     (path / "config.json").write_text(json.dumps(stored))
-    run = run_tables.load(path)
+    run = load.load(path)
     assert run.config == dataclasses.replace(run.config, epochs=Config.epochs)
-    assert "--from_the_future" in report.html(run, [])
+    assert "--from_the_future" in build.page_of(run, [])
 
 
 @pytest.mark.slow
@@ -306,15 +307,15 @@ def test_a_thousand_clients_stay_legible_and_small(tmp_path):
     figure = plots.errors_against_naive(
         rng.lognormal(size=num), rng.lognormal(size=num), rng.random(num) < 0.1, "naive", "L"
     )
-    moved = views.Trajectory(rng.random((4, num, 2)), np.array([0.5, 0.2]), np.arange(num) // 2)
+    moved = numbers.Trajectory(rng.random((4, num, 2)), np.array([0.5, 0.2]), np.arange(num) // 2)
     names = [f"client {i}" for i in range(num)]
     apart = rng.random((num, num))
     figures = [
         figure,
         plots.trajectories(moved),
-        plots.together(views.Together(apart, names)),
-        plots.affinity(
-            views.Affinity(apart, apart[np.triu_indices(num, 1)], names, [2] * (num // 2)),
+        plots.together(numbers.Together(apart, names)),
+        plots.dissimilarity(
+            numbers.Dissimilarity(apart, apart[np.triu_indices(num, 1)], names, [2] * (num // 2)),
             0.5, "1 - cosine", True,
         ),
     ]  # fmt: skip
@@ -326,8 +327,8 @@ def test_a_thousand_clients_stay_legible_and_small(tmp_path):
 
 
 def test_lines_show_the_tables(tmp_path):
-    run = run_tables.load(make_run(tmp_path / "run", rounds=3))
-    error, accuracy = gallery._over_rounds(run)
+    run = load.load(make_run(tmp_path / "run", rounds=3))
+    error, accuracy = pictures._over_rounds(run)
     lines = error.figure.axes[0].get_lines()
     np.testing.assert_array_equal(lines[0].get_ydata(), run.rounds["mae_units"])
     np.testing.assert_array_equal(lines[1].get_ydata(), run.rounds["mae_units_median"])
@@ -426,21 +427,21 @@ def test_older_run_folders_still_have_a_report(tmp_path):
     path = make_run(tmp_path / "run")
     (path / "opinions.npz").unlink()
     (path / "forecasts.csv").unlink()
-    run = run_tables.load(path)
+    run = load.load(path)
     assert run.opinions is None and run.forecasts is None
     run = run._replace(clients=run.clients.drop(columns=["mean_units", "zero_share"]))
-    text = re.sub("<[^>]*>", " ", report.html(run, []))
+    text = re.sub("<[^>]*>", " ", build.page_of(run, []))
     assert "stopped after" not in text and "Isolated clients" in text
 
 
 def test_copied_folder_gives_the_same_page_but_for_its_path(whole, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(whole, copy)
-    run, other = run_tables.load(whole), run_tables.load(copy)
+    run, other = load.load(whole), load.load(copy)
     pd.testing.assert_frame_equal(run.rounds, other.rounds)
-    assert report.html(run, []).replace(str(whole), str(copy)) == report.html(other, [])
+    assert build.page_of(run, []).replace(str(whole), str(copy)) == build.page_of(other, [])
 
 
 def test_folder_without_rounds_is_refused(tmp_path):
     with pytest.raises(RunFolderError, match=re.escape("config.json")):
-        run_tables.load(tmp_path)
+        load.load(tmp_path)

@@ -8,8 +8,9 @@ import subprocess
 import pytest
 from made_run import HOSTILE, fleet_of, make_run
 
-from fedjax_hk import compare, gallery, page, plots, report, run_tables
-from fedjax_hk.config import Config
+from fedjax_hk import compare
+from fedjax_hk.report import build, load, page, pictures, plots
+from fedjax_hk.settings.config import Config
 
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""
@@ -48,14 +49,14 @@ def pages(tmp_path_factory):
     fleet = fleet._replace(client_ids=names)
     one = make_run(base / "one", fleet=fleet)
     two = make_run(base / "two", Config(agg="fedavg", rounds=2), fleet=fleet, seed=1)
-    run = run_tables.load(one)
-    parts = (gallery._over_rounds, gallery._errors, gallery._forecasts, gallery._together)
+    run = load.load(one)
+    parts = (pictures._over_rounds, pictures._errors, pictures._forecasts, pictures._together)
     figures = [
         page.figure(plots.to_svg(one.figure, one.name), one.title, one.caption, one.alt)
         for part in parts
         for one in part(run)
     ]
-    (base / "report.html").write_text(report.html(run, figures))
+    (base / "report.html").write_text(build.page_of(run, figures))
     compare.write_comparison([one, two], base)
     return base
 

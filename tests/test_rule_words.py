@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import pytest
 
-from fedjax_hk import rule_words
-from fedjax_hk.config import Config
-from fedjax_hk.rule_words import rule_in_words
 from fedjax_hk.rules import CHOICES, RULES
-from fedjax_hk.rules.partitions import PARTITIONS
+from fedjax_hk.rules.groupings import GROUPINGS
+from fedjax_hk.settings import words
+from fedjax_hk.settings.config import Config
+from fedjax_hk.settings.words import rule_in_words
 
 
 def test_every_choice_has_words():
     tables = {
-        "local": rule_words.LOCAL_WORDS,
-        "within": rule_words.WITHIN_WORDS,
-        "between": rule_words.BETWEEN_WORDS,
-        "select": rule_words.SELECT_WORDS,
-        "align": rule_words.ALIGN_WORDS,
-        "opinion": rule_words.OPINION_WORDS,
-        "average": rule_words.AVERAGE_WORDS,
-        "server_opt": rule_words.SERVER_WORDS,
+        "local": words.LOCAL_WORDS,
+        "within": words.WITHIN_WORDS,
+        "between": words.BETWEEN_WORDS,
+        "select": words.SELECT_WORDS,
+        "align": words.ALIGN_WORDS,
+        "opinion": words.OPINION_WORDS,
+        "average": words.AVERAGE_WORDS,
+        "server_opt": words.SERVER_WORDS,
     }
     assert set(tables) == set(CHOICES) - {"serve"}
-    for name, words in tables.items():
-        assert set(words) == set(CHOICES[name]), name
-    assert set(rule_words.PARTITION_WORDS) == set(PARTITIONS)
+    for name, table in tables.items():
+        assert set(table) == set(CHOICES[name]), name
+    assert set(words.GROUPING_WORDS) == set(GROUPINGS)
 
 
 def test_no_two_rules_read_the_same():

@@ -1,4 +1,4 @@
-"""Choices of the rules: weights, server steps, opinions, partitions."""
+"""Choices of the rules: weights, server steps, opinions, groupings."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_hk import hk
-from fedjax_hk.local_training import OBJECTIVES, HParams
+from fedjax_hk.round.training import OBJECTIVES
 from fedjax_hk.rules import CHOICES, RULES, server
 from fedjax_hk.rules.averages import AVERAGES
+from fedjax_hk.rules.groupings import GROUPINGS, Members, Settings, pair_quantiles
 from fedjax_hk.rules.opinions import OPINIONS, columns
-from fedjax_hk.rules.partitions import PARTITIONS, Members, Settings, pair_quantiles
+from fedjax_hk.rules.selection import SELECTORS
 from fedjax_hk.rules.server import SERVER_STEPS
 from fedjax_hk.rules.weighting import client_weights
-from fedjax_hk.selection import SELECTORS
+from fedjax_hk.types import HParams
 
 WITHIN, BETWEEN = ("uniform", "samples"), CHOICES["between"]
 
@@ -36,7 +37,7 @@ def test_rows_name_choices_that_exist():
     for choice, table in tables.items():
         assert set(CHOICES[choice]) == set(table)
     for name, rule in RULES.items():
-        assert rule.partition in PARTITIONS, name
+        assert rule.grouping in GROUPINGS, name
         for choice, values in CHOICES.items():
             assert getattr(rule, choice) in values, name
 
@@ -45,7 +46,7 @@ def test_rows_name_choices_that_exist():
 
 
 @st.composite
-def partitioned(draw):
+def grouped(draw):
     """Labels (smallest member, -1 masked) of 7 clients, and their windows."""
     groups = draw(st.lists(st.integers(-1, 3), min_size=7, max_size=7))
     labels = [groups.index(g) if g >= 0 else -1 for g in groups]
@@ -60,7 +61,7 @@ _weights = jax.jit(client_weights, static_argnames=("within", "between", "min_co
 @pytest.mark.parametrize("between", BETWEEN)
 @pytest.mark.parametrize("within", WITHIN)
 @settings(max_examples=25)
-@given(case=partitioned())
+@given(case=grouped())
 def test_weights_equal_the_definition(within, between, min_coalition, case):
     labels, samples = case
     options = {"within": within, "between": between, "min_coalition": min_coalition}
@@ -72,8 +73,8 @@ def test_weights_equal_the_definition(within, between, min_coalition, case):
     assert abs(float(weights.sum()) - (labels >= 0).any()) < 1e-5
 
 
-@given(case=partitioned())
-def test_two_weightings_that_the_partition_does_not_change(case):
+@given(case=grouped())
+def test_two_weightings_that_the_grouping_does_not_change(case):
     labels, samples = case
     part = labels >= 0
     uniform, _ = _weights(labels, samples, within="uniform", between="size")
@@ -83,7 +84,7 @@ def test_two_weightings_that_the_partition_does_not_change(case):
     np.testing.assert_allclose(by_samples, held / max(held.sum(), 1), rtol=1e-5)
 
 
-@given(case=partitioned())
+@given(case=grouped())
 def test_equal_coalitions_are_the_operators_weights(case):
     labels, samples = case
     weights, _ = _weights(labels, samples, within="uniform", between="equal")
@@ -210,7 +211,7 @@ def test_patterns_that_name_nothing():
         columns(LEAVES, "(")
 
 
-# Partitions
+# Groupings
 
 
 _quantiles = jax.jit(pair_quantiles)
@@ -242,13 +243,13 @@ def test_pair_quantiles_of_one_client():
 
 @functools.cache
 def _compiled(name, settings):
-    partition = PARTITIONS[name](Settings(**dict(settings)))
+    grouping = GROUPINGS[name](Settings(**dict(settings)))
 
     def apply(opinions, mask, keys, state, hparams, clients, planted):
         gram = hk.gram_matrix(opinions, mask=mask)
-        state = partition.init(opinions, len(planted)) if state is None else state
+        state = grouping.init(opinions, len(planted)) if state is None else state
         members = Members(keys, clients, planted)
-        return partition.apply(state, opinions, gram, mask, members, hparams)
+        return grouping.apply(state, opinions, gram, mask, members, hparams)
 
     return jax.jit(apply, compiler_options={"xla_backend_optimization_level": 0})
 
@@ -257,7 +258,7 @@ def apply(
     name, opinions, *, mask=None, key=0, state=None, hparams=None, clients=None, planted=None,
     **settings,
 ):  # fmt: skip
-    """One application of a partition to `[S, D]` opinions."""
+    """One application of a grouping to `[S, D]` opinions."""
     opinions = jnp.asarray(opinions, jnp.float32)
     mask = np.ones(len(opinions), bool) if mask is None else np.asarray(mask)
     hparams = jax.tree.map(np.float32, hparams or HParams())
@@ -277,7 +278,7 @@ def blobs(seed=0, scale=0.1, dim=5, sizes=(4, 3, 2)):
     return opinions.astype(np.float32), np.array([first[g] for g in group])
 
 
-@pytest.mark.parametrize("name", PARTITIONS)
+@pytest.mark.parametrize("name", GROUPINGS)
 def test_masked_clients_have_no_influence(name):
     opinions, _ = blobs()
     mask = np.array([True, False, True, True, False, True, True, True, False])
@@ -291,7 +292,7 @@ def test_masked_clients_have_no_influence(name):
     assert (np.asarray(nobody.labels_s) == -1).all()
 
 
-def test_partitions_that_do_not_look():
+def test_groupings_that_do_not_look():
     opinions, _ = blobs()
     mask = np.array([False, True, True, True, False, True, True, True, True])
     together, _ = apply("none", opinions, mask=mask)
@@ -452,7 +453,7 @@ def test_raw_radius():
     info, _ = apply("hk_euclidean", opinions, use_epsilon=True, hparams=HParams(epsilon=2.0))
     np.testing.assert_array_equal(info.labels_s, expected)
     assert info.limit == 2 and info.converged and info.num_steps == 1
-    assert PARTITIONS["hk_euclidean"](Settings(use_epsilon=True)).kind == "ball"
+    assert GROUPINGS["hk_euclidean"](Settings(use_epsilon=True)).kind == "ball"
 
 
 @pytest.mark.parametrize("name", ["hk_cosine", "hk_euclidean", "hk_band"])

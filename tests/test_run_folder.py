@@ -15,8 +15,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedjax_hk import run_folder
-from fedjax_hk.run_folder import RunFolderError
+from fedjax_hk.store import run_folder
+from fedjax_hk.store.run_folder import RunFolderError
 
 # pandas reads floats to the last bit by itself from 3.1 on, where the option is deprecated.
 EXACT = {} if pd.__version__ >= "3.1" else {"float_precision": "round_trip"}
@@ -47,7 +47,7 @@ def bits(values):
 def test_runs_of_the_same_second_in_many_processes_get_their_own_folder(tmp_path):
     code = """
         import sys
-        from fedjax_hk import run_folder
+        from fedjax_hk.store import run_folder
         print("ready", flush=True)
         sys.stdin.readline()
         print(*[run_folder.create(base=sys.argv[1], name="hk").path for _ in range(20)])
@@ -68,7 +68,7 @@ def test_runs_of_the_same_second_in_many_processes_get_their_own_folder(tmp_path
 def test_of_two_processes_given_the_same_empty_folder_one_gets_it(tmp_path):
     code = """
         import sys
-        from fedjax_hk import run_folder
+        from fedjax_hk.store import run_folder
         print("ready", flush=True)
         sys.stdin.readline()
         try:
@@ -139,7 +139,7 @@ def test_a_running_run_cannot_be_opened_by_another_process_and_jax_is_not_import
     folder.write_config({"tau": 0.9})
     code = """
         import sys
-        from fedjax_hk import run_folder
+        from fedjax_hk.store import run_folder
         with run_folder.open_existing(sys.argv[1], lock=False) as look:
             print(look.read_config())
         try:
@@ -157,7 +157,7 @@ def test_a_running_run_cannot_be_opened_by_another_process_and_jax_is_not_import
 def test_the_lock_ends_with_a_killed_process(tmp_path):
     code = """
         import sys, time
-        from fedjax_hk import run_folder
+        from fedjax_hk.store import run_folder
         held = run_folder.create(sys.argv[1])
         held.write_config({})
         (held.path / ".config.json.tmp").write_text("half")

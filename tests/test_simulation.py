@@ -17,11 +17,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedjax_hk import data, hk, models, parallel, run_folder, simulation
+from fedjax_hk import data, hk, models, parallel
 from fedjax_hk import main as main_lib
-from fedjax_hk.config import Config
 from fedjax_hk.data import synthetic_fleet
-from fedjax_hk.rules.coalition_map import coalition_map, pair_limits, splitting_threshold
+from fedjax_hk.report import build
+from fedjax_hk.report.coalition_map import coalition_map, pair_limits, splitting_threshold
+from fedjax_hk.run import simulation
+from fedjax_hk.settings.config import Config
+from fedjax_hk.store import run_folder
 
 POISON = 1e6  # the forecaster answers NaN to windows that hold a reading above half of it
 ROUNDS = 4
@@ -135,16 +138,16 @@ def test_one_row_a_round_with_all_quantities(ran):
         "clients", "train_loss", "mse", "mae", "mae_units", "mae_units_std", "rmse_units",
         "accuracy", "num_coalitions", "coalition_sizes", "inner_steps", "converged", "margin",
         "apart_min", "apart_median", "apart_max", "largest_weight", "dispersion",
-        "dissimilarity", "dead_clients", "diverged_clients", "left_out", "seconds",
-        "gradient_dissimilarity", "agreement", "limit", "changes_nothing",
+        "within_spread", "dead_clients", "diverged_clients", "left_out", "seconds",
+        "gradient_spread", "agreement", "limit", "changes_nothing",
     } <= set(rounds.columns)  # fmt: skip
     assert (rounds["sampled_clients"] == 5).all()
     assert (rounds["clients"] == 5).all()
     assert (rounds["seconds"] > 0).all()
     assert rounds["converged"].dtype == bool
-    assert rounds["gradient_dissimilarity"].isna().all()  # only on request
+    assert rounds["gradient_spread"].isna().all()  # only on request
     named = ["train_loss", "mse", "mae", "mae_units", "rmse_units", "accuracy", "dispersion",
-             "dissimilarity", "apart_min", "apart_max", "largest_weight", "limit"]  # fmt: skip
+             "within_spread", "apart_min", "apart_max", "largest_weight", "limit"]  # fmt: skip
     assert np.isfinite(rounds[named]).all(axis=None)
     assert (rounds["apart_min"] <= rounds["apart_max"]).all()
 
@@ -312,7 +315,7 @@ def test_a_signal_in_the_last_round_does_not_stop_a_run_that_is_done(ran, tmp_pa
 @pytest.mark.parametrize(
     "changes",
     [
-        {"serve": "coalition", "client_opt_reset": False, "gradient_dissimilarity": True},
+        {"serve": "coalition", "client_opt_reset": False, "gradient_spread": True},
         pytest.param(
             {"agg": "fixed_k_cosine", "tau": None, "server_opt": "adam", "num_coalitions": 2},
             marks=pytest.mark.slow,
@@ -325,8 +328,8 @@ def test_every_state_survives(changes, tmp_path):
     whole = Ran(prepared, tmp_path / "whole")
     stopped = Ran(prepared, tmp_path / "run", [stop_at(2)])
     assert_same_run(Ran(prepared, stopped.path, resume=True), whole)
-    if "gradient_dissimilarity" in changes:
-        assert (whole.csv("rounds")[["gradient_dissimilarity", "gradient_norm"]] > 0).all(axis=None)
+    if "gradient_spread" in changes:
+        assert (whole.csv("rounds")[["gradient_spread", "gradient_norm"]] > 0).all(axis=None)
 
 
 class Killed(BaseException):
@@ -430,13 +433,13 @@ def test_resuming_a_finished_run_trains_nothing(ran, tmp_path):
 # What is said
 
 
-def test_a_partition_that_changes_nothing_is_said_once(tmp_path):
+def test_a_grouping_that_changes_nothing_is_said_once(tmp_path):
     prepared = prepared_with(opinion=None, tau=None)  # the paper's: weights, 0.9
     run = Ran(prepared, tmp_path / "run")
     rounds = run.csv("rounds")
     assert rounds["changes_nothing"].all()
     for text in (run.said, run.log):
-        assert text.count("the partition changes nothing: all clients are one coalition") == 1
+        assert text.count("the grouping changes nothing: all clients are one coalition") == 1
         assert "1 - cos of the pairs: min " in text
         assert "neighbors are within 0.1" in text
         assert "--opinion=update" in text
@@ -448,7 +451,7 @@ def test_a_partition_that_changes_nothing_is_said_once(tmp_path):
     assert len(set(np.asarray(result.weights_s).round(6))) > 1
     _, info = simulation.step(prepared_with(opinion=None, tau=float(tau)), prepared.state, 1)
     assert not info.changes_nothing
-    assert "In 4 of 4 rounds the partition changed nothing" in run.outcome.text
+    assert "In 4 of 4 rounds the grouping changed nothing" in run.outcome.text
     # It is not said again by a run that goes on.
     resumed = Ran(prepared_with(opinion=None, tau=None, rounds=5), run.path, resume=True)
     assert len(resumed.seen) == 1
@@ -726,7 +729,7 @@ def test_checkpoints_that_cannot_be_read_are_named(command, tmp_path):
 def test_a_run_ends_with_a_report(tmp_path):
     run = Ran(prepared_with(report=True, rounds=2), tmp_path / "run")
     page = (run.path / "report.html").read_text()
-    for name in ("error_per_round", "forecasts", "trajectories", "coalition_map", "affinity"):
+    for name in ("error_per_round", "forecasts", "trajectories", "coalition_map", "dissimilarity"):
         assert (run.path / "pictures" / f"{name}.svg").exists()
     assert page.count("<figure>") >= 6
     with np.load(run.path / "opinions.npz") as opinions:
@@ -747,12 +750,11 @@ def test_a_run_ends_with_a_report(tmp_path):
 
 
 def test_a_report_that_fails_costs_no_result(tmp_path, monkeypatch):
-    from fedjax_hk import report
 
     def fail(path):
         raise RuntimeError("no ink")
 
-    monkeypatch.setattr(report, "write_report", fail)
+    monkeypatch.setattr(build, "write_report", fail)
     run = Ran(prepared_with(report=True), tmp_path / "run")
     assert run.outcome.text and (run.path / "summary.txt").exists()
     assert (run.path / "checkpoints" / str(ROUNDS)).is_dir()

@@ -6,8 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedjax_hk import data, metrics, summary
-from fedjax_hk.config import Config
+from fedjax_hk import data, metrics
+from fedjax_hk.report import summary
+from fedjax_hk.settings.config import Config
 from fedjax_hk.tasks import FORECAST
 from fedjax_hk.types import Excluded
 
@@ -142,7 +143,7 @@ def test_summary_of_a_run(fleet):
     )
     assert "hk_cosine after 2 rounds, 6 clients" in text
     assert "Coalitions a round: 1 to 3 (median 2); largest weight of one client 0.333" in text
-    assert "In 1 of 2 rounds the partition changed nothing" in text
+    assert "In 1 of 2 rounds the grouping changed nothing" in text
     assert "In 1 rounds opinions were still moving" in text
     assert "chance): 0.25 on average" in text
     assert "Alone in at least half of their rounds: 2 of 6 clients, h0001 (2 of 2), h0004" in text

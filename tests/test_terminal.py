@@ -14,8 +14,9 @@ import types
 
 import pytest
 
-from fedjax_hk import terminal
-from fedjax_hk.terminal import Progress, StopRequest, format_table
+from fedjax_hk.run import terminal
+from fedjax_hk.report.text import format_table
+from fedjax_hk.run.terminal import Progress, StopRequest
 
 
 @pytest.fixture
@@ -96,7 +97,7 @@ def on_terminal(code, width):
 def test_a_bar_on_a_terminal(width):
     shown = on_terminal(
         """
-        from fedjax_hk.terminal import Progress
+        from fedjax_hk.run.terminal import Progress
         with Progress(4, done=1) as progress:
             progress.update(2, "loss 0.5")
             progress.say("a line")
@@ -122,7 +123,7 @@ def test_a_bar_on_a_terminal(width):
 
 LOOP = """
     import signal, sys, time
-    from fedjax_hk.terminal import StopRequest
+    from fedjax_hk.run.terminal import StopRequest
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = [signal.getsignal(number) for number in numbers]
     with StopRequest() as stop:

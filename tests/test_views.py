@@ -6,7 +6,8 @@ import pytest
 import reference_hk
 from made_run import opinions_of
 
-from fedjax_hk import hk, views
+from fedjax_hk import hk
+from fedjax_hk.report import numbers
 
 NUM, LIMIT, STEPS = 8, 0.5, 3
 
@@ -16,16 +17,16 @@ pytestmark = pytest.mark.usefixtures("compile_quickly")
 def opinions_named(present=None, kind="cosine", limit=LIMIT):
     vectors = opinions_of(NUM) * np.linspace(1, 3, NUM)[:, None]
     present = np.ones(NUM, bool) if present is None else present
-    grams = {space: (k + 1.0) * vectors @ vectors.T for k, space in enumerate(views.SPACES)}
+    grams = {space: (k + 1.0) * vectors @ vectors.T for k, space in enumerate(numbers.SPACES)}
     labels = np.where(present, np.where(np.arange(NUM) % 2 == 0, 0, 1), -1)
     labels[-1] = NUM - 1 if present[-1] else -1
     names = [f"h{i}" for i in range(NUM)]
-    return vectors, views.Opinions(1, names, present, labels, limit, 0.0, kind, grams)
+    return vectors, numbers.Opinions(1, names, present, labels, limit, 0.0, kind, grams)
 
 
 def test_trajectory_is_the_projected_movement_of_the_opinions():
     vectors, opinions = opinions_named()
-    found = views.trajectory(opinions, "weights", "none", STEPS)
+    found = numbers.trajectory(opinions, "weights", "none", STEPS)
     assert found.positions_tsa.shape == (STEPS + 1, NUM, 2)
     # The same with the opinions themselves: moves one by one, principal axes by SVD.
     centered = vectors - vectors.mean(axis=0)
@@ -44,16 +45,16 @@ def test_trajectory_is_the_projected_movement_of_the_opinions():
 
 def test_no_trajectory_without_a_threshold_or_a_pair():
     _, opinions = opinions_named(limit=np.nan)
-    assert views.trajectory(opinions, "weights", "none", 1) is None
+    assert numbers.trajectory(opinions, "weights", "none", 1) is None
     _, opinions = opinions_named(present=np.arange(NUM) == 0)
-    assert views.trajectory(opinions, "weights", "none", 1) is None
-    assert views.affinity(opinions, "weights") is None
-    assert views.coalition_maps(opinions, "none")[0] == {}
+    assert numbers.trajectory(opinions, "weights", "none", 1) is None
+    assert numbers.dissimilarity(opinions, "weights") is None
+    assert numbers.coalition_maps(opinions, "none")[0] == {}
 
 
 def test_coalition_maps_cover_the_whole_range():
     vectors, opinions = opinions_named()
-    maps, num = views.coalition_maps(opinions, "none")
+    maps, num = numbers.coalition_maps(opinions, "none")
     assert list(maps) == ["weights", "update", "centered"] and num == NUM
     found = maps["weights"]
     assert (np.diff(found.limits_t) >= 0).all() and found.limits_t[-1] == 2
@@ -68,17 +69,17 @@ def test_coalition_maps_cover_the_whole_range():
 
 def test_a_large_fleet_is_mapped_by_a_sample(monkeypatch):
     _, opinions = opinions_named()
-    monkeypatch.setattr(views, "MAP_CLIENTS", 4)
-    monkeypatch.setattr(views, "limits_of", lambda gram_ss, mask_s: np.ones(3))
-    monkeypatch.setattr(views, "coalition_map", lambda gram_ss, *args, **options: gram_ss)
-    maps, num = views.coalition_maps(opinions, "none")
+    monkeypatch.setattr(numbers, "MAP_CLIENTS", 4)
+    monkeypatch.setattr(numbers, "limits_of", lambda gram_ss, mask_s: np.ones(3))
+    monkeypatch.setattr(numbers, "coalition_map", lambda gram_ss, *args, **options: gram_ss)
+    maps, num = numbers.coalition_maps(opinions, "none")
     assert num == 4 and maps["update"].shape == (4, 4)
     assert set(np.asarray(maps["update"]).ravel()) <= set(opinions.grams["update"].ravel())
 
 
-def test_affinity_is_ordered_by_coalition():
+def test_dissimilarity_is_ordered_by_coalition():
     vectors, opinions = opinions_named(present=np.arange(NUM) != 2)
-    found = views.affinity(opinions, "centered")
+    found = numbers.dissimilarity(opinions, "centered")
     assert found.sizes == [3, 3, 1] and found.names[-1] == "h7" and "h2" not in found.names
     assert len({int(name[1]) % 2 for name in found.names[:3]}) == 1
     place = [int(name[1]) for name in found.names]
@@ -102,7 +103,7 @@ def coalitions_table():
 
 def test_who_sat_with_whom():
     table = coalitions_table()
-    found = views.together(table)
+    found = numbers.together(table)
     assert sorted(found.names) == [f"m{i}" for i in range(6)]
     by_key = {(r.round, r.client): r.coalition for r in table.itertuples()}
     for i, one in enumerate(found.names):
@@ -116,10 +117,10 @@ def test_who_sat_with_whom():
 
 def test_two_clients_and_clients_that_never_met():
     table = coalitions_table()
-    assert views.together(table[table["client"].isin(["m0", "m1"])]).names == ["m0", "m1"]
+    assert numbers.together(table[table["client"].isin(["m0", "m1"])]).names == ["m0", "m1"]
     apart = table[(table["client"] == "m4") & (table["round"] == 1)]
     apart = pd.concat([apart, table[(table["client"] == "m5") & (table["round"] == 2)]])
-    assert np.isnan(views.together(apart).share_nn[0, 1])
+    assert np.isnan(numbers.together(apart).share_nn[0, 1])
 
 
 def clients_table(mae, alone):
@@ -146,28 +147,28 @@ def clients_table(mae, alone):
     ],
 )  # fmt: skip
 def test_telling_clients(mae, alone, expected):
-    assert views.telling_clients(clients_table(mae, alone)) == expected
+    assert numbers.telling_clients(clients_table(mae, alone)) == expected
 
 
 def test_last_forecasts_break_where_windows_are_missing():
     times = pd.date_range("2020-01-01", periods=100).delete([95, 96])
     table = pd.DataFrame({"client": "x", "time": times.astype(str), "actual": np.arange(98.0)})
     table = pd.concat([table, table.assign(client="y", actual=0.0)])
-    found = views.last_forecasts(table, "x")
+    found = numbers.last_forecasts(table, "x")
     assert len(found) == 60 and found["actual"].iloc[-1] == 97
     assert found["actual"].isna().sum() == 2
     assert list(found.columns) == ["actual"]
     hours = pd.date_range("2020-01-01", periods=500, freq="h").astype(str)
     hourly = pd.DataFrame({"client": "x", "time": hours, "actual": 1.0})
-    assert len(views.last_forecasts(hourly, "x")) == 7 * 24
-    assert len(views.last_forecasts(table.head(1), "x")) == 1
+    assert len(numbers.last_forecasts(hourly, "x")) == 7 * 24
+    assert len(numbers.last_forecasts(table.head(1), "x")) == 1
 
 
 def test_stored_inner_products_keep_their_digits():
     vectors = 1 + 1e-4 * np.random.default_rng(0).standard_normal((5, 50))
     gram = hk.inner_products(hk.gram_matrix(vectors.astype(np.float32)))
     assert gram.dtype == np.float64
-    found = np.asarray(hk.dissimilarity(views.float64(gram), "cosine"))
+    found = np.asarray(hk.dissimilarity(numbers.float64(gram), "cosine"))
     expected = reference_hk.dissimilarities(vectors.astype(np.float32), "cosine")
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-15)
     # The form of back ends without float64 means the same opinions.

@@ -7,9 +7,10 @@ function that returns a `Table`; what resamples or drops clients is a function f
 and `split_samples` deals any `Labelled` out to the clients of a `Fleet`.
 """
 
-from fedjax_hk.data.choose import choose_clients
 from fedjax_hk.data.errors import DataError
-from fedjax_hk.data.labelled import (
+from fedjax_hk.data.meters.choose import choose_clients
+from fedjax_hk.data.meters.reading import read, read_wide
+from fedjax_hk.data.samples.labelled import (
     Labelled,
     digits,
     label_counts,
@@ -18,10 +19,9 @@ from fedjax_hk.data.labelled import (
     split_samples,
     without_test_samples,
 )
-from fedjax_hk.data.leaf import read_leaf
-from fedjax_hk.data.npz import read_npz
-from fedjax_hk.data.partitioners import Split
-from fedjax_hk.data.reading import read, read_wide
+from fedjax_hk.data.samples.leaf import read_leaf
+from fedjax_hk.data.samples.npz import read_npz
+from fedjax_hk.data.samples.partitioners import Split
 from fedjax_hk.data.synthetic import synthetic_fleet
 from fedjax_hk.data.table import Table
 from fedjax_hk.data.windows import build_fleet, next_windows, without_test_span

@@ -2,7 +2,7 @@
 
 To add a rule, add a row to `RULES`; to add a choice, add it to the table of its module
 (`OBJECTIVES` in local_training.py, `SELECTORS` in selection.py, `OPINIONS` in opinions.py,
-`PARTITIONS` in partitions.py, `AVERAGES` in averages.py, `SERVER_STEPS` in server.py). Rows hold
+`GROUPINGS` in groupings.py, `AVERAGES` in averages.py, `SERVER_STEPS` in server.py). Rows hold
 names only, so reading them does not load jax.
 """
 
@@ -15,7 +15,7 @@ class Rule(NamedTuple):
     """What a round does, choice by choice (the flags of the same names override them).
 
     Attributes:
-      partition: who is grouped with whom.
+      grouping: who is grouped with whom.
       local: local objective.
       within: weights of the members of a coalition: `uniform`, `samples`, `distance`
         (samples, times more the farther the model went) or `krum` (uniform over the trusted).
@@ -24,15 +24,15 @@ class Rule(NamedTuple):
         barycenter of their own `coalition`.
       select: who takes part: `uniform`, `distance_decay` (fewer and fewer, farthest first),
         or one client that holds the windows of all, `pooled`.
-      align: `units` matches the hidden units of the clients before anything compares or
+      align: `neurons` matches the hidden neurons of the clients before anything compares or
         averages their models, `none` does not.
-      opinion: what the partition compares: `weights`, `update` or `centered`.
+      opinion: what the grouping compares: `weights`, `update` or `centered`.
       average: what the server makes of models and weights: `mean`, `nova`, `median` or
         `trimmed_mean`.
       server_opt: what the server does with the average.
     """
 
-    partition: str = "none"
+    grouping: str = "none"
     local: str = "plain"
     within: str = "samples"
     between: str = "samples"
@@ -64,7 +64,7 @@ RULES: dict[str, Rule] = {
     # Wang et al. 2020 (NeurIPS).
     "fednova": Rule(average="nova"),
     # Wang et al. 2020 (ICLR), at fixed width and without rounds in between (spec 3.7).
-    "fedma": Rule(align="units"),
+    "fedma": Rule(align="neurons"),
     # The FedCW paper, eqs. (4) to (6), (8) and (9), and its two halves.
     "fedcw": Rule(select="distance_decay", within="distance"),
     "fedcw_select": Rule(select="distance_decay"),
@@ -74,21 +74,21 @@ RULES: dict[str, Rule] = {
     "trimmed_mean": _UNIFORM._replace(average="trimmed_mean"),
     "multi_krum": _UNIFORM._replace(within="krum"),
     # El Hanjri et al. 2024, reconstructed (spec section 2).
-    "fixed_k_euclidean": _COALITIONS._replace(partition="fixed_k_euclidean"),
-    "fixed_k_cosine": _COALITIONS._replace(partition="fixed_k_cosine"),
+    "fixed_k_euclidean": _COALITIONS._replace(grouping="fixed_k_euclidean"),
+    "fixed_k_cosine": _COALITIONS._replace(grouping="fixed_k_cosine"),
     # The FedHK paper, eqs. (12), (13), (14).
-    "hk_euclidean": _COALITIONS._replace(partition="hk_euclidean"),
-    "hk_cosine": _COALITIONS._replace(partition="hk_cosine"),
-    "hk_band": _COALITIONS._replace(partition="hk_band"),
+    "hk_euclidean": _COALITIONS._replace(grouping="hk_euclidean"),
+    "hk_cosine": _COALITIONS._replace(grouping="hk_cosine"),
+    "hk_band": _COALITIONS._replace(grouping="hk_band"),
     # Tian 2022, affinity propagation; Islam et al. 2024, one shot. Each coalition has its
     # own FedAvg.
-    "wscc": Rule(partition="affinity_propagation", serve="coalition"),
-    "fedclust": Rule(partition="agglomerative", serve="coalition"),
+    "wscc": Rule(grouping="affinity_propagation", serve="coalition"),
+    "fedclust": Rule(grouping="agglomerative", serve="coalition"),
     # References: the true groups (of the embedded fleet), and no borders at all.
-    "oracle": Rule(partition="planted", serve="coalition"),
+    "oracle": Rule(grouping="planted", serve="coalition"),
     "centralized": Rule(select="pooled"),
     # No federation: everybody is alone and keeps the own model.
-    "local": _COALITIONS._replace(partition="singletons", serve="coalition"),
+    "local": _COALITIONS._replace(grouping="singletons", serve="coalition"),
 }
 
 CHOICES: dict[str, tuple[str, ...]] = {
@@ -97,10 +97,10 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "between": ("equal", "size", "samples"),
     "serve": ("global", "coalition"),
     "select": ("uniform", "distance_decay", "pooled"),
-    "align": ("none", "units"),
+    "align": ("none", "neurons"),
     "opinion": ("weights", "update", "centered"),
     "average": ("mean", "nova", "median", "trimmed_mean"),
     "server_opt": ("mean", "sgd", "adam", "yogi", "adagrad"),
 }
 
-BLIND = ("none", "singletons", "planted")  # partitions that do not look at opinions
+NO_OPINIONS = ("none", "singletons", "planted")  # groupings that do not look at opinions

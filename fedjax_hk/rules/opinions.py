@@ -1,4 +1,4 @@
-"""Opinion spaces: what of a trained model the partition compares. All are `[S, D]`."""
+"""Opinion spaces: what of a trained model the grouping compares. All are `[S, D]`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a partition to the weight of every client."""
+"""From a grouping to the weight of every client."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fedjax_hk.types import Array
 
 def client_weights(
     labels_s: Array,
-    samples_s: Array,
+    num_samples_s: Array,
     *,
     within: str,
     between: str,
@@ -20,12 +20,12 @@ def client_weights(
     """Every linear rule ends here: weights of the clients, and of members in coalitions.
 
     `within=uniform, between=equal` is eqs. (15) and (16) of the FedHK paper,
-    `w_i = 1 / (K |C(i)|)`; `samples, samples` is FedAvg, eq. (2), whatever the partition;
-    `uniform, size` is the uniform mean, whatever the partition.
+    `w_i = 1 / (K |C(i)|)`; `samples, samples` is FedAvg, eq. (2), whatever the grouping;
+    `uniform, size` is the uniform mean, whatever the grouping.
 
     Args:
       labels_s: `[S]` int32 smallest member of the client's coalition, -1 if left out.
-      samples_s: `[S]` training windows of each client.
+      num_samples_s: `[S]` training windows of each client.
       within: `uniform`, `samples`; `distance` and `krum` are the one and the other times
         `factor_s`.
       between: `equal`, `size` or `samples`.
@@ -40,14 +40,14 @@ def client_weights(
     mask_s = labels_s >= 0
     same_ss = (labels_s[:, None] == labels_s[None, :]) & mask_s[:, None]
     size_s = jnp.sum(same_ss, axis=1)
-    samples_s = jnp.where(mask_s, samples_s, 0).astype(jnp.float32)
-    total_s = jnp.sum(jnp.where(same_ss, samples_s[None, :], 0), axis=1)
+    num_samples_s = jnp.where(mask_s, num_samples_s, 0).astype(jnp.float32)
+    total_s = jnp.sum(jnp.where(same_ss, num_samples_s[None, :], 0), axis=1)
     if factor_s is not None:
-        mass_s = factor_s * (samples_s if within == "distance" else 1)
+        mass_s = factor_s * (num_samples_s if within == "distance" else 1)
         mass_ss = jnp.where(same_ss, mass_s[None, :], 0)
         members_s = mass_s / jnp.maximum(jnp.sum(mass_ss, axis=1), jnp.finfo(mass_s.dtype).tiny)
     elif within == "samples":
-        members_s = samples_s / jnp.maximum(total_s, 1)
+        members_s = num_samples_s / jnp.maximum(total_s, 1)
     else:
         members_s = 1 / size_s
     members_s = jnp.where(mask_s, members_s, 0)
@@ -68,7 +68,7 @@ def equals_plain_mean(weights_s: Array, mask_s: Array) -> Array:
 
 
 def distance_factor(
-    apart_s: Array, labels_s: Array, samples_s: Array, beta: Array, *, scale: str
+    apart_s: Array, labels_s: Array, num_samples_s: Array, beta: Array, *, scale: str
 ) -> Array:
     """`exp(beta d)` of FedCW, eq. (8), over the largest of each coalition.
 
@@ -77,7 +77,7 @@ def distance_factor(
     Args:
       apart_s: `[S]` distance of each client's model from where it started.
       labels_s: `[S]` coalitions, -1 if left out.
-      samples_s: `[S]`; clients without windows weigh nothing and scale nothing.
+      num_samples_s: `[S]`; clients without windows weigh nothing and scale nothing.
       beta: `[]`; below 0, distant models weigh less.
       scale: `mean`, distances over their mean, so that beta does not depend on the model's
         size; or `raw`, as the paper prints it.
@@ -85,7 +85,7 @@ def distance_factor(
     Returns:
       `[S]` in 0 to 1; 0 where left out.
     """
-    mask_s = (labels_s >= 0) & (samples_s > 0)
+    mask_s = (labels_s >= 0) & (num_samples_s > 0)
     if scale == "mean":
         mean = jnp.sum(jnp.where(mask_s, apart_s, 0)) / jnp.maximum(jnp.sum(mask_s), 1)
         apart_s = apart_s / jnp.where(mean > 0, mean, 1)

@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 
 from fedjax_hk import metrics
-from fedjax_hk.data.labelled import label_counts
-from fedjax_hk.tasks.task import Beside, Curve, Task, Trait, mean_of, number, percent, some
+from fedjax_hk.data.samples.labelled import label_counts
+from fedjax_hk.tasks.task import Curve, SideMetric, Task, Trait, mean_of, number, percent, some
 from fedjax_hk.types import Fleet
 
 
@@ -133,9 +133,11 @@ CLASSIFICATION = Task(
     most=1.0,
     kept=("accuracy", "balanced_accuracy"),
     beside=(
-        Beside("balanced_accuracy", lambda unit: "balanced", mean_of("balanced_accuracy"), percent),
-        Beside("pooled_accuracy", lambda unit: "all samples", _pooled_of, percent),
-        Beside("loss", lambda unit: "loss", mean_of("loss"), number(".4f")),
+        SideMetric(
+            "balanced_accuracy", lambda unit: "balanced", mean_of("balanced_accuracy"), percent
+        ),
+        SideMetric("pooled_accuracy", lambda unit: "all samples", _pooled_of, percent),
+        SideMetric("loss", lambda unit: "loss", mean_of("loss"), number(".4f")),
     ),
     curves=(
         Curve(

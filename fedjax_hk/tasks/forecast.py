@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from fedjax_hk import metrics
-from fedjax_hk.tasks.task import Beside, Curve, Task, Trait, mean_of, number, percent, some
+from fedjax_hk.tasks.task import Curve, SideMetric, Task, Trait, mean_of, number, percent, some
 from fedjax_hk.types import Fleet
 
 
@@ -102,9 +102,9 @@ FORECAST = Task(
     most=math.inf,
     kept=("mae_units", "rmse_units", "accuracy", "mse"),
     beside=(
-        Beside("rmse", lambda unit: f"RMSE {unit}", mean_of("rmse_units"), number(".4g")),
-        Beside("accuracy", lambda unit: "accuracy", mean_of("accuracy"), percent),
-        Beside("mse_scaled", lambda unit: "MSE scaled", mean_of("mse"), number(".5f")),
+        SideMetric("rmse", lambda unit: f"RMSE {unit}", mean_of("rmse_units"), number(".4g")),
+        SideMetric("accuracy", lambda unit: "accuracy", mean_of("accuracy"), percent),
+        SideMetric("mse_scaled", lambda unit: "MSE scaled", mean_of("mse"), number(".5f")),
     ),
     curves=(
         Curve(

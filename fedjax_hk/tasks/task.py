@@ -12,7 +12,7 @@ from fedjax_hk import metrics
 from fedjax_hk.types import Array, Fleet, Samples
 
 
-class Beside(NamedTuple):
+class SideMetric(NamedTuple):
     """A figure that tables show beside the headline.
 
     Attributes:
@@ -116,7 +116,7 @@ class Task(NamedTuple):
     higher_is_better: bool
     most: float
     kept: tuple[str, ...]
-    beside: tuple[Beside, ...]
+    beside: tuple[SideMetric, ...]
     curves: tuple[Curve, ...]
     samples: str
     judged: str
@@ -150,7 +150,7 @@ class Task(NamedTuple):
 
 
 def mean_of(field: str) -> Callable[[pd.DataFrame, str], float]:
-    """The `value` of a `Beside`: mean over the clients that can be scored; NaN without any."""
+    """The `value` of a `SideMetric`: mean over the clients that can be scored; NaN without any."""
 
     def value(clients: pd.DataFrame, prefix: str) -> float:
         column = prefix + field

@@ -1,0 +1,1 @@
+"""Readings of meters: files of many formats become one table on a regular grid."""

@@ -1,0 +1,1 @@
+"""Labelled samples, and how they are partitioned among clients."""

@@ -1,0 +1,1 @@
+"""One round: clients train, what they send travels, the server makes the next model of it."""
