@@ -126,7 +126,7 @@ def _forecasts(config: Config, table: Table, scaling: pd.DataFrame, state, model
     assembled = _assemble(config, fleet, model)
     engine = assembled.engine
     state = engine.init(state) if hasattr(state, "shape") else state
-    outputs_nw = jax.jit(engine.forecast)(state, assembled.arrays, assembled.hparams)
+    outputs_nw = jax.jit(engine.outputs)(state, assembled.arrays, assembled.hparams)
     units_n = (np.asarray(outputs_nw) * last.scale + last.shift)[:, 0]
     step = table.times[1] - table.times[0]
     found = pd.DataFrame(

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedjax_hk import data, hk
 from fedjax_hk.report import partition_files, summary
-from fedjax_hk.round.engine import RoundInfo, Traffic
+from fedjax_hk.round.state import RoundInfo, Traffic
 from fedjax_hk.run import simulation
 from fedjax_hk.settings.config import Config
 from fedjax_hk.store import records, run_folder

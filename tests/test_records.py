@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from fedjax_hk import data, metrics
-from fedjax_hk.round.engine import RoundInfo
+from fedjax_hk.round.state import RoundInfo
 from fedjax_hk.store import records
 
 

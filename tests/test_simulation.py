@@ -604,9 +604,7 @@ def test_dead_clients_are_counted_and_said(ran, tmp_path):
     nothing = parallel.place(
         (jnp.zeros(13), prepared.hparams._replace(learning_rate=0.0)), prepared.engine.mesh
     )
-    prepared = prepared._replace(
-        state=prepared.state._replace(params=nothing[0]), hparams=nothing[1]
-    )
+    prepared = prepared._replace(state=prepared.state.with_params(nothing[0]), hparams=nothing[1])
     run = Ran(prepared, tmp_path / "run")
     assert (run.csv("rounds")["dead_clients"] == 7).all()
     assert run.csv("clients")["dead"].all()

@@ -19,8 +19,10 @@ from fedjax_hk.models import classifiers
 from fedjax_hk.report import summary
 from fedjax_hk.report.coalition_map import splitting_threshold
 from fedjax_hk.round import engine as engine_lib
+from fedjax_hk.round.state import FleetArrays, RoundState
 from fedjax_hk.round.training import make_trainer
 from fedjax_hk.rules.groupings import GROUPINGS, NEIGHBORHOODS, Settings
+from fedjax_hk.rules.opinions import OPINIONS
 from fedjax_hk.run.terminal import Progress, StopRequest
 from fedjax_hk.settings import checks
 from fedjax_hk.settings import config as config_lib
@@ -61,11 +63,11 @@ class Prepared(NamedTuple):
     fleet: Fleet
     model: models.Model
     engine: engine_lib.Engine
-    arrays: engine_lib.FleetArrays
+    arrays: FleetArrays
     run_key: Array
     hparams: HParams
     round: Callable
-    state: engine_lib.ServerState
+    state: RoundState
     compile_seconds: float
     compilations: int
 
@@ -79,7 +81,7 @@ class Outcome(NamedTuple):
     stopped: name of the signal that stopped the run, or "".
     """
 
-    state: engine_lib.ServerState
+    state: RoundState
     rounds: pd.DataFrame
     clients: pd.DataFrame | None
     text: str
@@ -143,7 +145,7 @@ class Assembled(NamedTuple):
 
     model: models.Model
     engine: engine_lib.Engine
-    arrays: engine_lib.FleetArrays
+    arrays: FleetArrays
     hparams: HParams
 
 
@@ -184,7 +186,6 @@ def assemble(config: Config, fleet: Fleet, model: models.Model | None = None) ->
         task=TASKS[fleet.task],
         num_clients=len(fleet.client_ids),
         clients_per_round=clients_per_round,
-        batch_size=config.batch_size,
         settings=settings_of(config),
         opinion_leaves=config_lib.opinion_leaves(
             config, model.layers[-1][0] if model.layers else ""
@@ -202,11 +203,11 @@ def assemble(config: Config, fleet: Fleet, model: models.Model | None = None) ->
     return Assembled(model, engine, _arrays(fleet, mesh), hparams)
 
 
-def _arrays(fleet: Fleet, mesh: Mesh) -> engine_lib.FleetArrays:
+def _arrays(fleet: Fleet, mesh: Mesh) -> FleetArrays:
     available_n = np.ones(len(fleet.client_ids), bool)
     ids_n = keys.stable_ids(fleet.client_ids)
     planted_n = () if fleet.planted is None else np.asarray(fleet.planted, np.int32)
-    arrays = engine_lib.FleetArrays(fleet.train, fleet.test, available_n, ids_n, planted_n)
+    arrays = FleetArrays(fleet.train, fleet.test, available_n, ids_n, planted_n)
     return parallel.place(arrays, mesh)
 
 
@@ -223,7 +224,7 @@ def prepare(config: Config, fleet: Fleet, model: models.Model | None = None) -> 
     run_key, state = _start(engine, model, config.seed, _probe(fleet))
     jax.numpy.int32(0)  # the scalar that stands for the round's number has a program too
     start, counted_before = time.perf_counter(), len(_compilations)
-    compiled = engine_lib.compile_round(engine, state, arrays, run_key, hparams)
+    compiled = engine_lib.compile_chunk(engine, 1, state, arrays, run_key, hparams)
     seconds = time.perf_counter() - start
     counted = len(_compilations) - counted_before
     return Prepared(
@@ -263,7 +264,7 @@ def reuse(prepared: Prepared, config: Config, fleet: Fleet | None = None) -> Pre
     return reseed(prepared._replace(config=config, hparams=hparams), config.seed)
 
 
-def _start(engine, model, seed: int, probe) -> tuple[Array, engine_lib.ServerState]:
+def _start(engine, model, seed: int, probe) -> tuple[Array, RoundState]:
     run_key = jax.random.key(seed)
     key = keys.client_key(run_key, keys.INIT, 0, 0)
     state = engine.init(models.alive_params(model, key, probe))
@@ -279,11 +280,23 @@ def _probe(fleet: Fleet) -> np.ndarray:
     return fleet.train.inputs[places[:, 0], places[:, 1]]
 
 
-def step(prepared: Prepared, state: engine_lib.ServerState, round_number: int):
-    """Round `round_number` (from 1), on the devices: `(state, RoundInfo)`."""
-    return prepared.round(
-        state, prepared.arrays, np.int32(round_number), prepared.run_key, prepared.hparams
+def step(prepared: Prepared, state: RoundState, round_number: int):
+    """Round `round_number` (from 1), on the devices: `(state, RoundInfo, Snapshot)`."""
+    state, infos, snapshot = prepared.round(
+        state,
+        prepared.arrays,
+        np.int32(round_number),
+        np.int32(1),
+        prepared.run_key,
+        prepared.hparams,
     )
+    return state, jax.tree.map(lambda x: x[0], infos), snapshot
+
+
+def outputs_of(prepared: Prepared, state: RoundState) -> Array:
+    """What everybody's model says of its test samples, `[N, W_test, ...]`."""
+    outputs = jax.jit(prepared.engine.outputs)
+    return outputs(state, prepared.arrays, prepared.hparams)
 
 
 def rounds(prepared: Prepared):
@@ -291,7 +304,7 @@ def rounds(prepared: Prepared):
     state = prepared.state
     for round_number in range(1, prepared.config.rounds + 1):
         start = time.perf_counter()
-        state, info = jax.block_until_ready(step(prepared, state, round_number))
+        state, info, _ = jax.block_until_ready(step(prepared, state, round_number))
         yield round_number, jax.tree.map(np.asarray, info), time.perf_counter() - start
 
 
@@ -315,6 +328,7 @@ def run(
     """
     config, fleet, rule = prepared.config, prepared.fleet, prepared.config.rule()
     state, done = prepared.state, 0
+    gram_of = jax.jit(prepared.engine.gram, static_argnums=1)
     if not (folder.path / "config.json").exists():  # main writes more of it, and earlier
         folder.write_config({"flags": dataclasses.asdict(config), "data": describe_data(fleet)})
     if len(fleet.shift_n):  # for forecasts of later readings
@@ -334,11 +348,9 @@ def run(
         with Progress(config.rounds, done, stream) as progress:
             for round_number in range(done + 1, config.rounds + 1):
                 start = time.perf_counter()
-                state, info = jax.block_until_ready(step(prepared, state, round_number))
+                state, info, snapshot = jax.block_until_ready(step(prepared, state, round_number))
                 seconds = time.perf_counter() - start
-                # What only the end of a run reads stays on the device.
-                light = info._replace(grams=None, outputs_nw=None)
-                light = jax.tree.map(np.asarray, light)
+                light = jax.tree.map(np.asarray, info)
                 row = _write_round(
                     folder, round_number, light, fleet, seconds, prepared.engine.traffic
                 )
@@ -346,12 +358,17 @@ def run(
                     callback.on_round_end(round_number, row)
                 line = summary.round_line(row, fleet.unit or "units", TASKS[fleet.task])
                 progress.update(round_number, line)
-                for note in said.about(row, light, info.grams[rule.opinion]):
+                for note in said.about(
+                    row, light, lambda snapshot=snapshot: gram_of(snapshot, rule.opinion)
+                ):
                     folder.log(note)
                     progress.say(note)
                 if round_number == config.rounds:
-                    light = light._replace(grams=info.grams, outputs_nw=info.outputs_nw)
-                    clients, text = _finish(folder, config, fleet, round_number, light)
+                    outputs_nw = outputs_of(prepared, state)
+                    grams = {space: gram_of(snapshot, space) for space in OPINIONS}
+                    clients, text = _finish(
+                        folder, config, fleet, round_number, light, outputs_nw, grams
+                    )
                 checkpoints.save(round_number, state)
                 if stop.requested and round_number < config.rounds:
                     break
@@ -372,12 +389,16 @@ def _write_round(folder, round_number, info, fleet, seconds, traffic) -> dict[st
     return row
 
 
-def _finish(folder, config, fleet, round_number, info) -> tuple[pd.DataFrame, str]:
+def _finish(
+    folder, config, fleet, round_number, info, outputs_nw, grams
+) -> tuple[pd.DataFrame, str]:
     """Final tables and summary; written before the last checkpoint, so that a run whose
     last checkpoint is there has them."""
     task = TASKS[fleet.task]
-    folder.write_table(task.outputs_name, task.outputs_table(np.asarray(info.outputs_nw), fleet))
-    arrays = records.opinion_arrays(round_number, info, fleet, _neighborhood(config, info))
+    folder.write_table(task.outputs_name, task.outputs_table(np.asarray(outputs_nw), fleet))
+    arrays = records.opinion_arrays(
+        round_number, info, fleet, grams, _neighborhood(config, info, grams)
+    )
     folder.write_arrays("opinions.npz", arrays)
     rounds = folder.read_table("rounds", TEXT_COLUMNS)
     coalitions = folder.read_table("coalitions", text=["client", "coalition", "status"])
@@ -388,13 +409,13 @@ def _finish(folder, config, fleet, round_number, info) -> tuple[pd.DataFrame, st
     return clients, text
 
 
-def _neighborhood(config, info) -> hk.Neighborhood | None:
+def _neighborhood(config, info, grams) -> hk.Neighborhood | None:
     """Whom clients listened to in the round, None if the grouping has no threshold."""
     rule = config.rule()
     if rule.grouping not in NEIGHBORHOODS:
         return None
     return NEIGHBORHOODS[rule.grouping](
-        settings_of(config), hparams_of(config), info.grams[rule.opinion], info.present_s
+        settings_of(config), hparams_of(config), grams[rule.opinion], info.present_s
     )
 
 
@@ -440,7 +461,7 @@ class _Notes:
             self._said_nothing = bool((before["changes_nothing"] & (before["clients"] > 1)).any())
             self._last_left_out = before["left_out"].iloc[-1] or ""
 
-    def about(self, row, info, gram_ss):
+    def about(self, row, info, gram_of):
         config = self._prepared.config
         rule = config.rule()
         grouping = GROUPINGS[rule.grouping](settings_of(config))
@@ -463,7 +484,7 @@ class _Notes:
             weighing = (rule.within, rule.between, config.min_coalition)
             if np.isfinite(row["limit"]) and weighing == ("uniform", "equal", 1):
                 threshold = splitting_threshold(
-                    gram_ss,
+                    gram_of(),
                     info.present_s,
                     summary.threshold_meaning(config),
                     state_norm=config.state_norm,
