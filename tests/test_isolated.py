@@ -6,7 +6,7 @@ import pandas as pd
 from fedjax_hk.report import isolated
 from fedjax_hk.tasks import FORECAST
 
-TRAITS = FORECAST.traits
+TRAITS = FORECAST.words.traits
 
 
 def table(use, alone, zeros=0.1, sampled=4):

@@ -14,8 +14,8 @@ import types
 
 import pytest
 
-from fedjax_hk.run import terminal
 from fedjax_hk.report.text import format_table
+from fedjax_hk.run import terminal
 from fedjax_hk.run.terminal import Progress, StopRequest
 
 

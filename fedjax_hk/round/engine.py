@@ -351,12 +351,12 @@ class _Round:
         tuned = ()
         if self.finetuner is not None:
             tuned_nw = self.judge_finetuned(after, fleet, draw(FINETUNE, fleet.ids_n), hparams)
-            tuned = self.task.errors(tuned_nw, fleet.test)
+            tuned = self.task.judge.errors(tuned_nw, fleet.test)
         heterogeneity = self.gradients(after.params, fleet)
         info = self.describe(cohort, trained, grouped, heterogeneity)
         return after, info._replace(
-            dead_n=self.task.dead(outputs_nw, fleet.test.mask),
-            errors=self.task.errors(outputs_nw, fleet.test),
+            dead_n=self.task.judge.dead(outputs_nw, fleet.test.mask),
+            errors=self.task.judge.errors(outputs_nw, fleet.test),
             outputs_nw=outputs_nw,
             finetuned_errors=tuned,
         )
