@@ -272,3 +272,29 @@ def test_running_statistics_are_refused():
 def test_one_output_an_input():
     with pytest.raises(ValueError, match=r"one output an input.*\(2,\).*\(2, 3\)"):
         models.from_flax(nn.Sequential([lambda x: x[:, -1], nn.Dense(3)]), EXAMPLE)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (3, 2), (3, 1)])
+def test_outputs_of_any_shape(shape):
+    size = int(np.prod(shape))
+    module = nn.Sequential([lambda x: x[:, -1], nn.Dense(size), lambda x: x.reshape(-1, *shape)])
+    model = models.from_flax(module, EXAMPLE, shape)
+    params = jnp.ones(model.num_parameters)
+    assert model.apply(params, jnp.ones((5, 12, 1)), None).shape == (5, *shape)
+
+
+def test_axes_of_length_one_do_not_count_and_no_axes_are_swapped():
+    def of(given, expected):
+        size = int(np.prod(given))
+        layers = [lambda x: x[:, -1], nn.Dense(size), lambda x: x.reshape(-1, *given)]
+        return models.from_flax(nn.Sequential(layers), EXAMPLE, expected)
+
+    assert of((3, 1), (1, 3)).num_parameters == 6
+    for given, expected in (((3, 2), (2, 3)), ((6,), (2, 3)), ((3,), ())):
+        with pytest.raises(ValueError, match="change the module's last layer or output_shape"):
+            of(given, expected)
+    with pytest.raises(ValueError, match=r"outputs of shape \(2, 3\) an input, shape \(2, 2, 3\)"):
+        of((3, 2), (2, 3))
+    pooled = nn.Sequential([lambda x: x[:, -1].T, nn.Dense(2)])  # [1, 2]: the batch is gone
+    with pytest.raises(ValueError, match=r"shape \(2,\), got \(1, 2\)"):
+        models.from_flax(pooled, EXAMPLE)

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from scipy import stats
 
 from fedjax_hk.tasks import Trait
 
@@ -49,6 +48,8 @@ def compare(
     where there are no more ways to pick them than `resamples`); empty if there are too few on
     either side. A trait that the table lacks is left out.
     """
+    from scipy import stats  # see `metrics.bootstrap_interval`
+
     seen = clients[clients["rounds_sampled"] > 0]
     alone_n = seen.index.isin(isolated_clients(clients).index)
     if min(alone_n.sum(), (~alone_n).sum()) < LEAST_CLIENTS:

@@ -153,7 +153,7 @@ def headline(config: Config, rounds: pd.DataFrame, clients: pd.DataFrame) -> str
     who = "client" if len(clients) == 1 else "clients"
     return (
         f"{config.agg} after {len(rounds)} {many}, {len(clients)} {who} judged on "
-        f"{task_of(config).judged}"
+        f"{task_of(config).words.judged}"
     )
 
 
