@@ -73,7 +73,7 @@ def bootstrap_interval(values_n: Array, *, resamples: int = 10_000, seed: int = 
 
     Source: Efron and Tibshirani (1993), chapter 13.
     """
-    from scipy import stats  # half a second to load, and only the end of a run asks for it
+    from scipy import stats  # about a second to load; only the end of a run asks for it
 
     values_n = np.asarray(values_n, np.float64)
     values_n = values_n[np.isfinite(values_n)]
