@@ -14,20 +14,10 @@ import optax
 
 from fedjax_hk.models import Model
 from fedjax_hk.rules.local import OBJECTIVES
+from fedjax_hk.tasks import FORECAST, Loss
 from fedjax_hk.types import Array, HParams, Params
 
 ADAM_EPSILON = 1e-7  # Keras' value; the paper trains with Keras defaults
-
-# Of targets `[B]`, outputs `[B]` (of classes, logits `[B, C]`) and the level; each `[B]`.
-LOSSES: dict[str, Callable[[Array, Array, Array], Array]] = {
-    "mse": lambda y, outputs, q: (y - outputs) ** 2,
-    "mae": lambda y, outputs, q: jnp.abs(y - outputs),
-    "huber": lambda y, outputs, q: optax.losses.huber_loss(y - outputs, delta=0.1),
-    "quantile": lambda y, outputs, q: jnp.maximum(q * (y - outputs), (q - 1) * (y - outputs)),
-    "cross_entropy": lambda y, outputs, q: optax.losses.softmax_cross_entropy_with_integer_labels(
-        outputs, y
-    ),
-}
 
 
 class Batch(NamedTuple):
@@ -87,7 +77,7 @@ def make_trainer(
     model: Model,
     *,
     objective: str = "plain",
-    loss: str = "mse",
+    loss: Loss = FORECAST.judge.losses["mse"],
     epochs: int = 5,
     batch_size: int = 32,
     optimizer: Callable[[Array], optax.GradientTransformation] = adam,
@@ -99,15 +89,16 @@ def make_trainer(
     depends neither on the padding nor on the fleet's longest client.
 
     Args:
+      loss: of a batch, one of the task's `judge.losses`.
       optimizer: `learning_rate -> optax transformation`.
 
     Source: FedHK paper, eq. (1) and section 5.3; spec A25.
     """
-    chosen, penalty = OBJECTIVES[objective], LOSSES[loss]
+    chosen = OBJECTIVES[objective]
 
     def batch_loss(params: Array, batch: Batch, key: Array | None, quantile: Array) -> Array:
         outputs = model.apply(params, batch.inputs, key)
-        total = jnp.sum(jnp.where(batch.mask, penalty(batch.targets, outputs, quantile), 0))
+        total = jnp.sum(jnp.where(batch.mask, loss(batch.targets, outputs, quantile), 0))
         return total / jnp.maximum(jnp.sum(batch.mask), 1)
 
     def train(

@@ -158,7 +158,7 @@ def assemble(config: Config, fleet: Fleet, model: models.Model | None = None) ->
         )
     clients_per_round = checks.check_fleet(config, len(fleet.client_ids))
     mesh = make_mesh(config)
-    probe = _probe(fleet)
+    probe, task = _probe(fleet), TASKS[fleet.task]
     model = model or DEFAULT_MODELS[fleet.task](config, fleet, probe[:2])
     _check_outputs(model, fleet, probe[:2])
     rule = config.rule()
@@ -172,7 +172,7 @@ def assemble(config: Config, fleet: Fleet, model: models.Model | None = None) ->
         return make_trainer(
             model,
             objective=objective,
-            loss=config_lib.loss_of(config, fleet.task),
+            loss=task.judge.losses[config_lib.loss_of(config, fleet.task)],
             epochs=epochs,
             batch_size=config.batch_size,
         )
@@ -183,7 +183,7 @@ def assemble(config: Config, fleet: Fleet, model: models.Model | None = None) ->
         model,
         trainer,
         rule,
-        task=TASKS[fleet.task],
+        task=task,
         num_clients=len(fleet.client_ids),
         clients_per_round=clients_per_round,
         settings=settings_of(config),
@@ -233,13 +233,15 @@ def prepare(config: Config, fleet: Fleet, model: models.Model | None = None) -> 
 
 
 def _check_outputs(model: models.Model, fleet: Fleet, example: np.ndarray) -> None:
-    shape = (len(example), len(fleet.classes)) if fleet.classes else (len(example),)
+    output_shape = TASKS[fleet.task].judge.output_shape(fleet)
+    shape = (len(example), *output_shape)
     params = jax.ShapeDtypeStruct((model.num_parameters,), np.float32)
     found = jax.eval_shape(lambda x: model.apply(x, example, None), params).shape
     if found != shape:
         raise ValueError(
             f"Expected a model with outputs of shape {shape} for {len(example)} samples, got "
-            f"{found}; wrap the module with models.from_flax(module, example, num_classes=...)."
+            f"{found}; wrap the module with models.from_flax(module, example, "
+            f"output_shape={output_shape})."
         )
 
 
@@ -394,8 +396,8 @@ def _finish(
 ) -> tuple[pd.DataFrame, str]:
     """Final tables and summary; written before the last checkpoint, so that a run whose
     last checkpoint is there has them."""
-    task = TASKS[fleet.task]
-    folder.write_table(task.outputs_name, task.outputs_table(np.asarray(outputs_nw), fleet))
+    tables = TASKS[fleet.task].tables
+    folder.write_table(tables.outputs_name, tables.outputs(np.asarray(outputs_nw), fleet))
     arrays = records.opinion_arrays(
         round_number, info, fleet, grams, _neighborhood(config, info, grams)
     )
