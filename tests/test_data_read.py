@@ -389,7 +389,7 @@ def test_bad_fleets(tmp_path):
 def kept(tmp_path, monkeypatch):
     """A file whose table is kept, and the folder that it is kept in."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("fedjax_hk.data.reading._WORTH_KEEPING", 0)
+    monkeypatch.setattr("fedjax_hk.data.meters.reading._WORTH_KEEPING", 0)
     text = daily({"a": [1.0, np.nan, 3], "b": [4, 5, -6], "c": [7, 7, 8]})
     return write(tmp_path, text), tmp_path / "cache" / "fedjax_hk"
 
@@ -404,7 +404,7 @@ def test_a_kept_table_is_the_same_and_is_used(kept, monkeypatch):
     path, folder = kept
     first = read(path, unit="L")
     assert len(list(folder.iterdir())) == 1
-    monkeypatch.setattr("fedjax_hk.data.reading._read", None)  # nothing is parsed again
+    monkeypatch.setattr("fedjax_hk.data.meters.reading._read", None)  # nothing is parsed again
     same(read(path, unit="L"), first)
     moved = path.rename(folder / path.name)
     same(read(moved, unit="L"), first)
