@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_hk.data.errors import DataError
+from fedjax_hk.data.errors import DataError, first_reasons
 from fedjax_hk.data.naive import naive_forecasts
 from fedjax_hk.data.scaling import FITS, SCALERS, SCOPES, fit_scaler, window_scale
 from fedjax_hk.data.table import Table
@@ -311,12 +311,12 @@ def _enough(table, series, train, test, lookback, horizon):
 
 
 def _nobody_left(table: Table, reasons, lookback: int, horizon: int) -> str:
-    shown = "\n".join(f"  {e.client}: {e.reason}" for e in (*table.excluded, *reasons)[:10])
-    more = len(table.excluded) + len(reasons) - 10
+    excluded = (*table.excluded, *reasons)
+    more = len(excluded) - 10
     rest = f"\n  and {more} more" if more > 0 else ""
     return (
         f"No client has enough readings for look-back {lookback} and horizon {horizon} in "
-        f"{table.source}. Give longer series or a shorter look-back.\n{shown}{rest}"
+        f"{table.source}. Give longer series or a shorter look-back.{first_reasons(excluded)}{rest}"
     )
 
 

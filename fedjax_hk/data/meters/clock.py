@@ -74,6 +74,20 @@ def clock(zone: str) -> Clock:
         ) from None
 
 
+def time_in_words(seconds: int) -> str:
+    """An instant as "2016-01-31T13:05:00"."""
+    return str(np.datetime64(int(seconds), "s"))
+
+
+def step_in_words(step: int | np.timedelta64) -> str:
+    """A step, of seconds if it is a number, as "1 day" or "30 minutes"."""
+    seconds = int(np.timedelta64(step, "s").astype(np.int64))
+    sizes = {"day": DAY, "hour": HOUR, "minute": 60, "second": 1}
+    unit = next(unit for unit, size in sizes.items() if seconds % size == 0)
+    many = seconds // sizes[unit]
+    return f"{many} {unit}{'s' if many > 1 else ''}"
+
+
 def _times(seconds: np.ndarray) -> pd.DatetimeIndex:
     return pd.DatetimeIndex(seconds.astype("datetime64[s]"))
 

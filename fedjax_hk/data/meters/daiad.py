@@ -18,7 +18,7 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 import pandas as pd
 
-from fedjax_hk.data.errors import DataError
+from fedjax_hk.data.errors import DataError, first_reasons
 from fedjax_hk.data.meters import registers
 from fedjax_hk.data.meters.clock import DAY, HOUR, Clock, clock
 from fedjax_hk.data.meters.files import File, as_text, unpacked
@@ -71,8 +71,7 @@ class Meters:
         every, local_clock = resample or "daily", clock(zone or ZONE)
         meters, excluded, notes = self._cleaned(wanted, local_clock)
         if not meters:
-            reasons = "\n".join(f"  {e.client}: {e.reason}" for e in excluded[:10])
-            raise DataError(f"{self.files[0].path}: no meter can be used.\n{reasons}")
+            raise DataError(f"{self.files[0].path}: no meter can be used.{first_reasons(excluded)}")
         first, last = _span(meters, self.files)
         edge_t, name_t = local_clock.edges(every, int(first), int(last))
         values_tn = np.empty((len(name_t), len(meters)))
