@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from reference_data import longest_rising_length, register_at
 
 from fedjax_hk.data import DataError, build_fleet, read
-from fedjax_hk.data.meters import daiad, registers
+from fedjax_hk.data.meters import daiad_rows, registers
 from fedjax_hk.data.meters.clock import DAY, HOUR, clock
 
 DATA = Path(__file__).parents[2] / "shared" / "data" / "alicante_swm"
@@ -232,7 +232,7 @@ def test_blocks_and_files_do_not_matter(tmp_path, monkeypatch):
     rows += local_rows("bé", "2016-10-25", 24 * 12, lambda i: 10 * i, minute=55)
     path = write(tmp_path, rows)
     expected = read(path)
-    monkeypatch.setattr(daiad, "_BLOCK", 7000)
+    monkeypatch.setattr(daiad_rows, "_BLOCK", 7000)
     np.testing.assert_array_equal(read(path).values_tn, expected.values_tn)
     assert read(path).client_ids == ("a", "bé")
     # Two files of the same meters, with some rows in both.

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedjax_hk.data.errors import DataError
 from fedjax_hk.data.meters import cache as cache_lib
-from fedjax_hk.data.meters import daiad, reshape
+from fedjax_hk.data.meters import daiad, daiad_rows, reshape
 from fedjax_hk.data.meters.clock import step_in_words
 from fedjax_hk.data.meters.columns import select_clients
 from fedjax_hk.data.meters.files import PARQUET, File, examine, unpacked
@@ -42,7 +42,7 @@ def read(
     Args:
       paths: one file, several with commas between, or a sequence of them. A client that is
         in several files gets the readings of all.
-      data_format: "daiad" (raw registers of DAIAD water meters, see `daiad.py`), "wide"
+      data_format: "daiad" (raw registers of DAIAD water meters, see `daiad_rows.py`), "wide"
         (time, then one column a client), "long" (client, time, value) or "auto", which
         looks at each file.
       clients: whom to read; see `columns.select_clients`.
@@ -122,9 +122,10 @@ def _read(files, data_format, clients, unit, resample, timezone) -> Table:
     table = _in_order(table, [order[client] for client in wanted if client in order])
     table = reshape.without_twins(table)
     first, last = np.datetime_as_string(table.times[[0, -1]], unit="auto")
+    step = step_in_words(table.times[1] - table.times[0])
     described = (
-        f"{shown}: {len(table.times)} steps of {step_in_words(table.times[1] - table.times[0])} from "
-        f"{first} to {last}, {len(table.client_ids)} of {len(every_id)} clients"
+        f"{shown}: {len(table.times)} steps of {step} from {first} to {last}, "
+        f"{len(table.client_ids)} of {len(every_id)} clients"
     )
     digests = [file.digest for file in files]
     joint = hashlib.sha256("\n".join(digests).encode()).hexdigest()
@@ -184,4 +185,6 @@ def _is_daiad(file: File, data_format: str) -> bool:
         return False
     lines = start.split(b"\n")[:3]
     # Bytes that are no text are named when the whole file is read.
-    return daiad.looks_like([line.decode("utf-8", "replace").lstrip("\ufeff") for line in lines])
+    return daiad_rows.looks_like(
+        [line.decode("utf-8", "replace").lstrip("\ufeff") for line in lines]
+    )

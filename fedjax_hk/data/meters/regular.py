@@ -60,8 +60,8 @@ def regular_grid(
     if len(wrong):
         raise DataError(
             f"{path}, row {row_t[wrong[0]]}: {times[wrong[0]]} does not lie on the grid of steps "
-            f"of {step_in_words(step)} (the median) from {times[0]} ({len(wrong)} such rows). Resample "
-            "the readings to one step."
+            f"of {step_in_words(step)} (the median) from {times[0]} ({len(wrong)} such rows). "
+            "Resample the readings to one step."
         )
     num_slots = int(slot_t[-1]) + 1
     if num_slots > MOSTLY_GAPS * len(times) + 1000:
