@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pandas as pd
 
@@ -18,6 +20,7 @@ ZONE = "Europe/Madrid"
 UNIT = "L"
 # A register at midnight is trusted if the readings around it are this far apart at most.
 _WIDEST = {"hourly": 3 * HOUR // 2, "daily": 6 * HOUR, "weekly": 6 * HOUR}
+_FLATTENED = "readings slightly below the register counted as no use"
 _MANY_DROPPED = 0.05  # share of a meter's readings; beyond it the user is told
 
 
@@ -72,7 +75,7 @@ class Meters:
         utc_r, order, edges = _oldest_first(rows, file_r, local_clock)
         number_of = {name: i for i, name in enumerate(self.client_ids)}
         meters, excluded = {}, []
-        repeats, flattened, dropped, many = 0, 0, 0, []
+        counts, many = Counter(), []
         for name in wanted:
             own = order[edges[number_of[name]] : edges[number_of[name] + 1]]
             register_r, time_r = rows.register_r[own], utc_r[own]
@@ -89,18 +92,13 @@ class Meters:
                 continue
             rising_r, keep_r = registers.clean(register_r)
             meters[name] = time_r[keep_r], rising_r[keep_r]
-            repeats += int(again.sum())
-            flattened += int((rising_r != register_r).sum())
-            dropped += int((~keep_r).sum())
+            counts["exact repeats dropped"] += again.sum()
+            counts[_FLATTENED] += (rising_r != register_r).sum()
+            counts["readings that the register contradicts dropped"] += (~keep_r).sum()
             if (~keep_r).mean() > _MANY_DROPPED:
                 many.append(f"{name} ({(~keep_r).sum()} of {len(keep_r)})")
         notes = [f"{len(rows.meter_r)} readings"]
-        for count, what in (
-            (repeats, "exact repeats dropped"),
-            (flattened, "readings slightly below the register counted as no use"),
-            (dropped, "readings that the register contradicts dropped"),
-        ):
-            notes += [f"{count} {what}"] if count else []
+        notes += [f"{count} {what}" for what, count in counts.items() if count]
         if many:
             notes.append(
                 f"more than {_MANY_DROPPED:.0%} of the readings dropped: {', '.join(many[:5])}"
