@@ -16,7 +16,10 @@ _MONDAY = 4 * DAY  # 1970-01-05, the first Monday of the epoch
 
 
 class Clock(NamedTuple):
-    """The wall clock of `zone`; all times are whole seconds since 1970, `[R]` int64."""
+    """The wall clock of `zone`; all times are whole seconds since 1970, `[R]` int64.
+
+    pandas before 3 knows a zone's changes until 2037.
+    """
 
     zone: str
 
