@@ -212,12 +212,13 @@ def _of_clients(found: pd.Series, names: tuple[str, ...], otherwise: Any) -> lis
 
 
 def opinion_arrays(
-    round_number: int, info: RoundInfo, fleet: Fleet, neighborhood: Any
+    round_number: int, info: RoundInfo, grams: dict[str, Any], fleet: Fleet, neighborhood: Any
 ) -> dict[str, np.ndarray]:
     """What the opinions of a round were: `opinions.npz`.
 
     Args:
-      info: of the round, Gram matrices included.
+      info: of the round.
+      grams: inner products of its opinions by opinion space; see `hk.gram_matrix`.
       neighborhood: `hk.Neighborhood` of the grouping, None for one without a threshold.
 
     Returns:
@@ -234,4 +235,4 @@ def opinion_arrays(
         "floor": np.float64(neighborhood.floor if neighborhood else np.nan),
         "kind": np.array(neighborhood.kind if neighborhood else "cosine"),
     }
-    return arrays | {f"gram_{name}": hk.inner_products(one) for name, one in info.grams.items()}
+    return arrays | {f"gram_{name}": hk.inner_products(one) for name, one in grams.items()}
