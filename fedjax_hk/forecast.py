@@ -80,8 +80,8 @@ def _forecaster(folder: RunFolder) -> Config:
     config = from_stored(folder.read_config().get("flags", {}))
     if config.samples != "readings":
         raise RunFolderError(
-            f"--run={folder.path}: it is a run of --samples={config.samples}, which has no readings to "
-            "forecast; give a run of --samples=readings."
+            f"--run={folder.path}: it is a run of --samples={config.samples}, which has no readings "
+            "to forecast; give a run of --samples=readings."
         )
     return dataclasses.replace(config, devices=0)
 
@@ -141,9 +141,9 @@ def _forecasts(config: Config, table: Table, scaling: pd.DataFrame, state, model
 
 
 def _assemble(config: Config, fleet: Fleet, model):
-    from fedjax_hk.run import simulation
+    from fedjax_hk.run.prepare import assemble
 
-    return simulation.assemble(config, fleet, model)
+    return assemble(config, fleet, model)
 
 
 def _global(config: Config) -> Config:
@@ -240,7 +240,7 @@ def _is_ours(error: Exception) -> bool:
 
 def _main(run: str, data: str, data_format: str, output: str) -> tuple[str, str]:
     """What goes to standard output, and the notes beside it."""
-    from fedjax_hk.main import load_table
+    from fedjax_hk.run.load import load_table
 
     with open_existing(run, lock=False, flag="--run") as folder:
         config = _forecaster(folder)

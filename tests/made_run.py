@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 
 import numpy as np
 
 from fedjax_hk import data, hk
-from fedjax_hk.report import partition_files, summary
+from fedjax_hk.report import summary
 from fedjax_hk.round.engine import RoundInfo, Traffic
-from fedjax_hk.run import simulation
+from fedjax_hk.run import contents
 from fedjax_hk.settings.config import Config
 from fedjax_hk.store import records, run_folder
 from fedjax_hk.tasks import TASKS
@@ -68,15 +67,7 @@ def make_run(
     num, rule = len(fleet.client_ids), config.rule()
     rng = np.random.default_rng(seed)
     with run_folder.create(path) as folder:
-        folder.write_config(
-            {"flags": dataclasses.asdict(config), "data": simulation.describe_data(fleet)}
-        )
-        if fleet.excluded:
-            import pandas as pd
-
-            folder.write_table("excluded", pd.DataFrame(fleet.excluded))
-        if fleet.owners is not None:
-            partition_files.write(folder, fleet)
+        contents.begin(folder, config, fleet)
         for number in range(1, rounds + 1):
             opinions = opinions_of(num, seed + number).astype(np.float32)
             present = np.ones(num, bool)
@@ -105,9 +96,12 @@ def make_run(
             }  # fmt: skip
             values["errors"] = type(values["errors"])(*map(np.asarray, values["errors"]))
             info = RoundInfo(**values | changes)
-            simulation._write_round(folder, number, info, fleet, 0.5, Traffic(4, 4))
+            folder.append_rows("coalitions", records.coalition_rows(number, info, fleet))
+            folder.append_rows(
+                "rounds", [records.round_row(number, info, fleet, 0.5, Traffic(4, 4))]
+            )
         if finish:
-            simulation._finish(folder, config, fleet, rounds, info)
+            contents.end(folder, config, fleet, rounds, info, outputs, grams)
     return folder.path
 
 
