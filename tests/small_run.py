@@ -57,10 +57,15 @@ def settings(**changes) -> Config:
     return Config(**{name: value for name, value in base.items() if value is not None})
 
 
+def compile_less(patch: pytest.MonkeyPatch) -> None:
+    """Tiny runs are mostly compilation, which optimizing less makes shorter."""
+    patch.setattr(engine_lib, "CPU_LEVEL", 0)
+
+
 @functools.cache
 def prepared_for(config: Config) -> prepare_lib.Prepared:
-    with pytest.MonkeyPatch.context() as patch:  # tiny runs are mostly compilation
-        patch.setattr(engine_lib, "CPU_LEVEL", 0)
+    with pytest.MonkeyPatch.context() as patch:
+        compile_less(patch)
         return prepare_lib.prepare(config, small_fleet(), MODEL)
 
 

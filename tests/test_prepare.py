@@ -6,9 +6,14 @@ import os
 import jax
 import numpy as np
 import pytest
-from small_run import MODEL, ROUNDS, Ran, prepared_with, settings, small_fleet
+from small_run import MODEL, ROUNDS, Ran, compile_less, prepared_with, settings, small_fleet
 
 from fedjax_hk.run import prepare as prepare_lib
+
+
+@pytest.fixture(autouse=True)
+def quickly(monkeypatch):
+    compile_less(monkeypatch)
 
 
 @pytest.mark.parametrize(
@@ -38,6 +43,16 @@ def test_nothing_compiles_after_the_first_round(tmp_path):
     counts = []
     Ran(prepared, tmp_path / "run", [lambda *_: counts.append(len(prepare_lib._compilations))])
     assert counts == [counts[0]] * ROUNDS
+
+
+def test_rounds_without_a_folder_are_those_of_a_run(tmp_path):
+    prepared = prepared_with(rounds_per_sync=3)
+    run = Ran(prepared, tmp_path / "run")
+    found = list(prepare_lib.rounds(prepared))
+    assert [number for number, _, _ in found] == [1, 2, 3, 4]
+    for (_, info, seconds), mae in zip(found, run.csv("rounds")["mae"], strict=True):
+        assert seconds > 0
+        assert np.nanmean(info.errors.mae) == pytest.approx(mae, rel=1e-6)
 
 
 @pytest.mark.slow

@@ -17,7 +17,6 @@ from fedjax_hk.store.records import TEXT_COLUMNS
 from fedjax_hk.store.run_folder import RunFolder, RunFolderError
 from fedjax_hk.tasks import Task
 
-
 _EARLIER_COLUMNS = {  # of rounds.csv by earlier versions, and their names of now
     "dissimilarity": "within_spread",
     "gradient_dissimilarity": "gradient_spread",
