@@ -44,7 +44,7 @@ def main(argv):
     state, seconds, first = prepared.state, [], None
     for round_number in range(1, FLAGS.rounds + 2):
         start = time.perf_counter()
-        state, _ = jax.block_until_ready(prepare_lib.step(prepared, state, round_number))
+        state, _, _ = jax.block_until_ready(prepare_lib.step(prepared, state, round_number))
         seconds.append(time.perf_counter() - start)
         first = first or time.perf_counter() - START
     share = coalition_seconds(prepared, state)

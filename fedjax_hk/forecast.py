@@ -22,8 +22,12 @@ from fedjax_hk.store.run_folder import RunFolder, RunFolderError, open_existing
 from fedjax_hk.types import Excluded, Fleet
 
 # What a forecast needs of a state, and what earlier versions called it.
-_PARAMS = ".params"
-_SERVED = {_PARAMS: (), ".starts_nd": (), ".personal_np": (".own_np",)}
+_PARAMS = ".server.params"
+_SERVED = {
+    _PARAMS: (".params",),
+    ".memory_n['start']": (".starts_nd",),
+    ".memory_n['personal']": (".personal_np", ".own_np"),
+}
 
 # What a client that the run did not know is served with: the global model, local adaptation.
 _KEPT = ("alpha", "activation", "dropout", "lookback", "horizon", "scaler", "gaps")
@@ -139,7 +143,7 @@ def _forecasts(
         lambda path, leaf: served.get(jax.tree_util.keystr(path), leaf),
         engine.init(served[_PARAMS]),
     )
-    outputs_nw = jax.jit(engine.forecast)(state, assembled.arrays, assembled.hparams)
+    outputs_nw = jax.jit(engine.outputs)(state, assembled.arrays, assembled.hparams)
     units_n = (np.asarray(outputs_nw) * last.scale + last.shift)[:, 0]
     step = table.times[1] - table.times[0]
     found = pd.DataFrame(

@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from fedjax_hk import models, parallel
 from fedjax_hk.round import engine as engine_lib
 from fedjax_hk.round import training
+from fedjax_hk.round.state import FleetArrays
 from fedjax_hk.rules import RULES
 from fedjax_hk.rules.groupings import Settings
 from fedjax_hk.types import HParams, Samples
@@ -69,8 +70,8 @@ def make_samples(sizes, seed=0, width=None, groups=3) -> Samples:
     return Samples(inputs, targets, mask, one * np.float32(100), zero)
 
 
-def make_fleet(sizes=SIZES, seed=0, width=None, groups=3) -> engine_lib.FleetArrays:
-    return engine_lib.FleetArrays(
+def make_fleet(sizes=SIZES, seed=0, width=None, groups=3) -> FleetArrays:
+    return FleetArrays(
         make_samples(sizes, seed, width, groups),
         make_samples((3,) * len(sizes), seed + 1000, None, groups),
         np.ones(len(sizes), bool),
@@ -102,7 +103,7 @@ class Federation(NamedTuple):
         state, fleet, key, hparams = self.place((state, fleet, jax.random.key(seed), hparams))
         infos = []
         for number in range(first, first + rounds):
-            state, info = self.round(state, fleet, self.place(np.int32(number)), key, hparams)
+            state, info, _ = self.round(state, fleet, self.place(np.int32(number)), key, hparams)
             infos.append(jax.tree.map(np.asarray, info))
         return state, infos
 
@@ -124,7 +125,6 @@ def _federation(
         rule,
         num_clients=num_clients,
         clients_per_round=cohort or num_clients,
-        batch_size=batch_size,
         settings=settings,
         mesh=Mesh(np.array(jax.devices()[:devices]), ("clients",)),
         **options,

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedjax_hk import data, hk
 from fedjax_hk.report import summary
-from fedjax_hk.round.engine import RoundInfo, Traffic
+from fedjax_hk.round.state import RoundInfo, Traffic
 from fedjax_hk.run import contents
 from fedjax_hk.settings.config import Config
 from fedjax_hk.store import records, run_folder
@@ -88,7 +88,7 @@ def make_run(
                 "loss_s": np.ones(num), "num_coalitions": len(set(labels[present])),
                 "num_steps": np.int32(2), "converged": np.bool_(True), "limit": np.float32(limit),
                 "changes_nothing": np.bool_(False), "dissimilarity_q": np.linspace(0, 1, 5),
-                "grams": grams, "outputs_nw": outputs, "dead_n": np.zeros(num, bool),
+                "dead_n": np.zeros(num, bool),
                 "sampled_s": np.ones(num, bool), "reported_s": present,
                 "attacker_s": np.zeros(num, bool), "steps_s": np.full(num, 10),
                 "finetuned_errors": (),

@@ -284,7 +284,7 @@ def test_words_of_a_run(ran, fleet):
 def test_classes_are_learned(prepared):
     state = prepared.state
     for round_number in range(1, 13):
-        state, info = prepare_lib.step(prepared, state, round_number)
+        state, info, _ = prepare_lib.step(prepared, state, round_number)
     assert np.nanmean(info.errors.accuracy) > 0.9  # one guess in four by chance
     assert np.isfinite(np.asarray(info.errors.loss)).any()
 
@@ -365,7 +365,7 @@ def test_the_round_is_compiled_once(prepared):
 
 
 def test_rows_of_a_round(prepared):
-    _, info = prepare_lib.step(prepared, prepared.state, 1)
+    _, info, _ = prepare_lib.step(prepared, prepared.state, 1)
     info = jax.tree.map(np.asarray, info)
     row = records.round_row(1, info, prepared.fleet, 0.0)
     assert all(isinstance(value, int | float | str) for value in row.values())
@@ -408,7 +408,7 @@ def test_every_rule_learns_with_a_cnn(agg, fleet):
     assert prepared.model.leaves[0][0].startswith("conv_0")
     state = prepared.state
     for round_number in range(1, 6):
-        state, info = prepare_lib.step(prepared, state, round_number)
+        state, info, _ = prepare_lib.step(prepared, state, round_number)
     assert np.isfinite(np.asarray(info.loss_s)).all()
     assert np.nanmean(info.errors.accuracy) > 0.4  # one guess in four by chance
     np.testing.assert_allclose(np.asarray(info.weights_s).sum(), 1, rtol=1e-5)

@@ -13,6 +13,7 @@ from small_run import ROUNDS, Ran, prepared_with, small_fleet
 
 from fedjax_hk import hk
 from fedjax_hk.report import build
+from fedjax_hk.run import prepare as prepare_lib
 from fedjax_hk.types import Excluded
 
 
@@ -85,9 +86,7 @@ def test_one_row_a_client(ran):
 
 def test_errors_equal_those_of_plain_numpy(ran):
     prepared, fleet = prepared_with(), small_fleet()
-    forecast = jax.jit(prepared.engine.forecast)(
-        ran.outcome.state, prepared.arrays, prepared.hparams
-    )
+    forecast = prepare_lib.outputs(prepared, ran.outcome.state)
     test = fleet.test
     mae, accuracy, mse = [], [], []
     for i in range(len(fleet.client_ids)):

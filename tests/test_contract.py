@@ -40,7 +40,8 @@ def test_two_rounds(agg, model, federation, fleet):
     assert fed.round._cache_size() - before <= 1  # none if another test ran this program
     assert shapes(state) == shapes(jax.tree.map(jax.numpy.asarray, start))
     assert shapes(infos[0]) == shapes(infos[1])
-    finite = state._replace(distances=())  # infinite for a client that has not been seen
+    # Distances are infinite for a client that has not been seen.
+    finite = state._replace(server=state.server._replace(distances=()))
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(finite))
     for info in infos:
         assert info.labels_s.dtype == np.int32 and info.cohort_s.dtype == np.int32
@@ -76,7 +77,7 @@ def test_vmap_over_two_learning_rates(agg, federation, fleet):
         jax.vmap(fed.engine.round, in_axes=(None, None, None, None, axes)),
         compiler_options={"xla_backend_optimization_level": 0},
     )
-    states, infos = batched(fed.start(), few, np.int32(0), jax.random.key(0), hparams)
+    states, infos, _ = batched(fed.start(), few, np.int32(0), jax.random.key(0), hparams)
     for cell, rate in enumerate(rates):
         state, (info,) = fed.run(few, hparams=HPARAMS._replace(learning_rate=rate))
         np.testing.assert_allclose(states.params[cell], state.params, rtol=1e-5, atol=1e-6)
@@ -92,7 +93,7 @@ def test_jit_equals_running_operation_by_operation(agg, federation, fleet):
     expected, (info,) = fed.run(few, hparams=HPARAMS)
     hparams = jax.tree.map(np.float32, HPARAMS)
     with jax.disable_jit():
-        state, plain = fed.engine.round(
+        state, plain, _ = fed.engine.round(
             fed.start(),
             jax.tree.map(jax.numpy.asarray, few),
             np.int32(0),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,9 +12,13 @@ import pytest
 import reference
 from jax.sharding import Mesh
 
-from fedjax_hk import keys, parallel
+from fedjax_hk import hk, keys, parallel
 from fedjax_hk.round import engine as engine_lib
+from fedjax_hk.round import measures
+from fedjax_hk.round.state import RoundInfo
 from fedjax_hk.rules import selection
+from fedjax_hk.rules.opinions import OPINIONS
+from fedjax_hk.tasks import TASKS
 from fedjax_hk.types import HParams
 
 NUM = 6
@@ -22,12 +29,18 @@ def equal(left, right):
     jax.tree.map(np.testing.assert_array_equal, left, right)
 
 
+@functools.cache
+def train_alone(trainer):
+    """One client's training, compiled once for all that ask."""
+    return jax.jit(trainer.train, compiler_options={"xla_backend_optimization_level": 0})
+
+
 def locals_of(fed, fleet, state, info, *, seed=0, number=0, hparams=HPARAMS):
     """The cohort's local models, trained one by one with the same keys."""
     hparams, models = jax.tree.map(np.float32, hparams), []
-    train = jax.jit(fed.trainer.train, compiler_options={"xla_backend_optimization_level": 0})
+    train, starts = train_alone(fed.trainer), state.memory_n.get("start")
     for client in info.cohort_s:
-        start = state.params if isinstance(state.starts_nd, tuple) else state.starts_nd[client]
+        start = state.params if starts is None else starts[client]
         key = keys.client_key(jax.random.key(seed), keys.TRAIN, number, client)
         one = jax.tree.map(lambda x, client=client: x[client], fleet.train)
         result = train(start, fed.trainer.init_optimizer(start), one, key, 4, hparams)
@@ -72,12 +85,14 @@ def test_local_is_training_alone(federation, fleet):
     state, _ = fed.run(few, rounds=3, hparams=HPARAMS)
     alone = fed.start()
     for number in range(3):
-        nothing = dict.fromkeys(engine_lib.RoundInfo._fields)
-        info = engine_lib.RoundInfo(**nothing | {"cohort_s": np.arange(NUM)})
+        nothing = dict.fromkeys(RoundInfo._fields)
+        info = RoundInfo(**nothing | {"cohort_s": np.arange(NUM)})
         models = locals_of(fed, few, alone, info, number=number)
-        alone = alone._replace(starts_nd=jnp.asarray(models, jnp.float32))
-    np.testing.assert_allclose(state.starts_nd, alone.starts_nd, rtol=1e-5, atol=1e-6)
-    assert len(np.unique(np.asarray(state.starts_nd), axis=0)) == NUM
+        alone = alone._replace(memory_n={"start": jnp.asarray(models, jnp.float32)})
+    np.testing.assert_allclose(
+        state.memory_n["start"], alone.memory_n["start"], rtol=1e-5, atol=1e-6
+    )
+    assert len(np.unique(np.asarray(state.memory_n["start"]), axis=0)) == NUM
 
 
 @pytest.mark.parametrize("agg", ["fedavg", "hk_cosine"])
@@ -115,7 +130,7 @@ def test_round_against_loops(federation, fleet):
     np.testing.assert_allclose(info.weights_s, weights, rtol=1e-6)
     np.testing.assert_allclose(state.params, weights @ models, rtol=1e-5)
     centers = np.array([models[info.labels_s == label].mean(axis=0) for label in info.labels_s])
-    np.testing.assert_allclose(state.starts_nd, centers, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(state.memory_n["start"], centers, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(info.cohort_s, np.arange(NUM))
 
     share = sizes / sizes.sum()
@@ -127,7 +142,7 @@ def test_round_against_loops(federation, fleet):
     opinions = models - models.mean(axis=0)
     apart = [[reference.one_minus_cos(a, b) for b in opinions] for a in opinions]
     pairs = reference.pair_values(apart, np.ones(NUM, bool))
-    expected = np.quantile(pairs, engine_lib.QUANTILE_LEVELS)
+    expected = np.quantile(pairs, measures.QUANTILE_LEVELS)
     np.testing.assert_allclose(info.dissimilarity_q, expected, rtol=1e-4, atol=1e-6)
 
     grads = []
@@ -141,7 +156,7 @@ def test_round_against_loops(federation, fleet):
     np.testing.assert_allclose(info.gradient_norm, np.linalg.norm(mean), rtol=1e-4)
 
     # Everyone is judged with what it is served.
-    served = np.asarray(state.starts_nd)
+    served = np.asarray(state.memory_n["start"])
     forecast = served[:, :1] + served[:, 1:] * few.test.inputs[:, :, -1, 0]
     mse = ((forecast - few.test.targets) ** 2).mean(axis=1)
     np.testing.assert_allclose(info.errors.mse, mse, rtol=1e-4)
@@ -154,7 +169,7 @@ def test_raw_radius_measures_distances(federation, fleet):
     models = locals_of(fed, few, fed.start(), info)
     apart = [[np.linalg.norm(a - b) for b in models] for a in models]
     pairs = reference.pair_values(apart, np.ones(NUM, bool))
-    expected = np.quantile(pairs, engine_lib.QUANTILE_LEVELS)
+    expected = np.quantile(pairs, measures.QUANTILE_LEVELS)
     np.testing.assert_allclose(info.dissimilarity_q, expected, rtol=1e-4)
     centers = np.array([models[info.labels_s == label].mean(axis=0) for label in info.labels_s])
     within = np.linalg.norm(models - centers, axis=1).sum()
@@ -205,10 +220,20 @@ def test_everyone_is_in_exactly_one_coalition(sampled, fleet):
             assert 0 <= label <= position and info.labels_s[label] == label
         assert info.num_coalitions == len(set(info.labels_s))
         others = np.setdiff1d(np.arange(NUM), info.cohort_s)
-        equal(np.asarray(state.starts_nd)[others], np.asarray(before.starts_nd)[others])
-        rest = jax.tree.map(lambda x, others=others: np.asarray(x)[others], before.opt_n)
-        equal(jax.tree.map(lambda x, others=others: np.asarray(x)[others], state.opt_n), rest)
-        served = np.asarray(state.starts_nd)[info.cohort_s]
+        equal(
+            np.asarray(state.memory_n["start"])[others],
+            np.asarray(before.memory_n["start"])[others],
+        )
+        rest = jax.tree.map(
+            lambda x, others=others: np.asarray(x)[others], before.memory_n["optimizer"]
+        )
+        equal(
+            jax.tree.map(
+                lambda x, others=others: np.asarray(x)[others], state.memory_n["optimizer"]
+            ),
+            rest,
+        )
+        served = np.asarray(state.memory_n["start"])[info.cohort_s]
         for label in set(info.labels_s):
             rows = served[info.labels_s == label]
             equal(rows, np.broadcast_to(rows[0], rows.shape))
@@ -219,7 +244,7 @@ def test_everyone_is_in_exactly_one_coalition(sampled, fleet):
     for info in infos:
         for client in info.cohort_s:
             steps[client] += 2 * -(-int(few.train.mask[client].sum()) // 4)
-    np.testing.assert_array_equal(state.opt_n[0].count, steps)
+    np.testing.assert_array_equal(state.memory_n["optimizer"][0].count, steps)
 
 
 def test_seeds(sampled, fleet):
@@ -337,7 +362,7 @@ def test_dead_clients_are_counted(federation, fleet):
     fed, few = federation("fedavg"), fleet()
     silent = few._replace(available_n=np.zeros(NUM, bool))
     silent.test.mask[1] = False
-    zero = fed.start()._replace(params=jnp.zeros(2))
+    zero = fed.start().with_params(jnp.zeros(2))
     _, (info,) = fed.run(silent, state=zero, hparams=HPARAMS)
     np.testing.assert_array_equal(info.dead_n, np.arange(NUM) != 1)
     _, (info,) = fed.run(few, hparams=HPARAMS)
@@ -376,7 +401,9 @@ def test_chunks_and_devices_do_not_matter(chunk, devices, federation, fleet):
     assert info.margin > 1e-3 and info.num_coalitions > 1
     np.testing.assert_array_equal(other.labels_s, info.labels_s)
     np.testing.assert_allclose(state.params, expected.params, rtol=1e-5, atol=1e-7)
-    np.testing.assert_allclose(state.starts_nd, expected.starts_nd, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        state.memory_n["start"], expected.memory_n["start"], rtol=1e-5, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 7])
@@ -396,24 +423,76 @@ def test_map_clients_is_a_map(size, chunk, devices):
 # Compiling
 
 
-def test_compiled_round(federation, fleet):
+def test_compiled_rounds(federation, fleet):
     """Compiled once, ahead of time; nothing of a round is fetched to the host."""
     fed = federation("hk_cosine")
     few, key, hparams, start = parallel.place(
         (fleet(), jax.random.key(0), HPARAMS, fed.start()), fed.engine.mesh
     )
-    compiled = engine_lib.compile_round(fed.engine, start, few, key, hparams)
-    state, numbers = start, parallel.place(list(np.arange(3, dtype=np.int32)), fed.engine.mesh)
-    with jax.transfer_guard_device_to_host("disallow"), jax.log_compiles(False):
-        for number in numbers:
-            state, info = compiled(state, few, number, key, hparams)
-    jitted, infos = fed.run(fleet(), rounds=3, hparams=HPARAMS)
+    compiled = engine_lib.compile_chunk(fed.engine, 1, start, few, key, hparams)
+    numbers = parallel.place(list(np.arange(3, dtype=np.int32)), fed.engine.mesh)
+    state = start
+    for number in numbers:
+        state, infos, snapshot = compiled(state, few, number, numbers[1], key, hparams)
+    jitted, expected = fed.run(fleet(), rounds=3, hparams=HPARAMS)
     np.testing.assert_allclose(state.params, jitted.params, rtol=1e-5)
-    np.testing.assert_array_equal(info.labels_s, infos[-1].labels_s)
+    np.testing.assert_array_equal(infos.labels_s[0], expected[-1].labels_s)
+    np.testing.assert_array_equal(snapshot.present_s, expected[-1].present_s)
     # Another shape is an error, not another compilation.
     wide = parallel.place(fleet(width=20), fed.engine.mesh)
     with pytest.raises(TypeError):
-        compiled(state, wide, numbers[0], key, hparams)
+        compiled(state, wide, numbers[0], numbers[1], key, hparams)
+
+
+@pytest.mark.parametrize("length", [1, 3])
+def test_nothing_of_a_round_goes_to_the_host(length, federation, fleet):
+    # A guard against transfers never fires on a CPU, so the program itself is looked at.
+    fed = federation("hk_cosine")
+    one = np.int32(1)
+    arguments = (fed.start(), fleet(), one, one, jax.random.key(0), HPARAMS)
+    text = str(jax.make_jaxpr(fed.engine.chunk(length))(*arguments))
+    assert "while" in text and not re.search("callback|infeed|outfeed|device_put", text)
+    calls = str(jax.make_jaxpr(lambda x: jax.debug.callback(print, x))(1.0))
+    assert "callback" in calls  # what would be found
+
+
+def test_a_chunk_of_rounds_is_its_rounds(federation, fleet):
+    fed = federation("hk_cosine", choices={"opinion": "update", "serve": "coalition"})
+    place = fed.place
+    start, few, hparams = place((fed.start(), fleet(), jax.tree.map(np.float32, HPARAMS)))
+    chunk = jax.jit(fed.engine.chunk(4), compiler_options={"xla_backend_optimization_level": 0})
+    expected, infos = fed.run(fleet(), rounds=3, hparams=HPARAMS)
+    state, found, snapshot = chunk(start, few, np.int32(0), np.int32(3), jax.random.key(0), hparams)
+    np.testing.assert_allclose(state.params, expected.params, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(
+        state.memory_n["start"], expected.memory_n["start"], rtol=1e-5, atol=1e-6
+    )
+    for index, info in enumerate(infos):
+        one = jax.tree.map(lambda x, index=index: np.asarray(x)[index], found)
+        np.testing.assert_array_equal(one.labels_s, info.labels_s)
+        np.testing.assert_allclose(one.errors.mae, info.errors.mae, rtol=1e-4, atol=1e-6)
+    assert not np.asarray(found.present_s)[3].any()  # beyond the count
+    assert snapshot.sent_sd.shape == (NUM, 2)
+    # The rest of a run whose length is no multiple is the same program.
+    rest, *_ = chunk(state, few, np.int32(3), np.int32(1), jax.random.key(0), hparams)
+    further, _ = fed.run(fleet(), state=expected, first=3, hparams=HPARAMS)
+    np.testing.assert_allclose(rest.params, further.params, rtol=1e-5, atol=1e-7)
+
+
+def test_what_is_large_is_made_when_asked(federation, fleet):
+    fed = federation("hk_cosine", choices={"opinion": "update"})
+    state, _ = fed.run(fleet(), hparams=HPARAMS)
+    key, few = jax.random.key(0), fleet()
+    hparams = jax.tree.map(np.float32, HPARAMS)
+    after, info, snapshot = fed.round(fed.start(), few, np.int32(0), key, hparams)
+    for name, space in OPINIONS.items():
+        opinions = space(snapshot.sent_sd, snapshot.base_sd, snapshot.present_s)
+        expected = np.asarray(opinions, np.float64)
+        found = hk.inner_products(jax.jit(fed.engine.gram, static_argnums=1)(snapshot, name))
+        np.testing.assert_allclose(found, expected @ expected.T, rtol=1e-5, atol=1e-9)
+    outputs_nw = jax.jit(fed.engine.outputs)(after, few, hparams)
+    errors = TASKS["forecast"].errors(outputs_nw, few.test)
+    np.testing.assert_allclose(errors.mae, info.errors.mae, rtol=1e-6)
 
 
 def test_rounds_are_traced_once(federation, fleet):

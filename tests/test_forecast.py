@@ -64,7 +64,9 @@ def test_forecast_is_the_served_model_on_the_last_window(ran):
         assert row["model"] == ("own coalition" if row["client"] in sampled else "global")
         assert bool(row["coalition"]) == (row["client"] in sampled)
         window = (table.values_tn[-LOOKBACK:, i] - fleet.shift_n[i]) / fleet.scale_n[i]
-        output = MODEL.apply(state.starts_nd[i], jnp.float32(window)[None, :, None], None)[0]
+        output = MODEL.apply(state.memory_n["start"][i], jnp.float32(window)[None, :, None], None)[
+            0
+        ]
         expected = float(output) * fleet.scale_n[i] + fleet.shift_n[i]
         assert row["forecast"] == pytest.approx(expected, rel=1e-5)
 

@@ -13,7 +13,8 @@ import pytest
 import reference
 
 from fedjax_hk import models
-from fedjax_hk.round.training import ADAM_EPSILON, LOSSES, OBJECTIVES, adam, make_trainer
+from fedjax_hk.round.training import ADAM_EPSILON, LOSSES, adam, make_trainer
+from fedjax_hk.rules.local import OBJECTIVES
 from fedjax_hk.types import HParams, Samples
 
 QUICK = {"xla_backend_optimization_level": 0}  # for programs that run once

@@ -18,7 +18,7 @@ import pandas as pd
 import pytest
 
 from fedjax_hk import main as main_lib
-from fedjax_hk.round import engine as engine_lib
+from fedjax_hk.round.state import RoundState, ServerState
 from fedjax_hk.run import prepare as prepare_lib
 from fedjax_hk.settings.config import Config, ConfigError
 from fedjax_hk.store.checkpoint import Checkpoints
@@ -271,7 +271,7 @@ def whole(command, tmp_path_factory):
 
 def last_state(folder, rounds: int):
     """The parameters in the checkpoint of a round."""
-    like = engine_lib.ServerState(np.zeros(7633, np.float32), (), (), (), ())
+    like = RoundState(ServerState(np.zeros(7633, np.float32), (), ()), {})
     with Checkpoints(folder / "checkpoints") as checkpoints:
         return checkpoints.restore(rounds, like).params
 

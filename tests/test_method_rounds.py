@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 
 from fedjax_hk import models
 from fedjax_hk.round import engine as engine_lib
+from fedjax_hk.round.state import FleetArrays, Traffic
 from fedjax_hk.round.training import make_trainer
 from fedjax_hk.rules import CHOICES, RULES, Rule, averages
 from fedjax_hk.types import HParams, Samples
@@ -71,10 +72,10 @@ def test_fedclust_ends_are_fedavg_and_local_training(federation, fleet, fedavg):
     fed = federation("fedclust", use_epsilon=True)
     state, _ = fed.run(fleet(), rounds=3, hparams=HPARAMS._replace(epsilon=1e9))
     close(state.params, fedavg)
-    close(state.starts_nd, np.broadcast_to(np.asarray(fedavg), (NUM, 2)))
+    close(state.memory_n["start"], np.broadcast_to(np.asarray(fedavg), (NUM, 2)))
     alone, _ = fed.run(fleet(), rounds=3, hparams=HPARAMS._replace(epsilon=0.0))
     local, _ = federation("local").run(fleet(), rounds=3, hparams=HPARAMS)
-    close(alone.starts_nd, local.starts_nd)
+    close(alone.memory_n["start"], local.memory_n["start"])
 
 
 @pytest.mark.slow
@@ -83,10 +84,10 @@ def test_wscc_ends_are_fedavg_and_local_training(federation, fleet, fedavg):
     state, infos = federation("wscc", preference=-2.0).run(fleet(), rounds=3, hparams=HPARAMS)
     assert [info.num_coalitions for info in infos] == [1, 1, 1]
     close(state.params, fedavg)
-    close(state.starts_nd, np.broadcast_to(np.asarray(fedavg), (NUM, 2)))
+    close(state.memory_n["start"], np.broadcast_to(np.asarray(fedavg), (NUM, 2)))
     alone, _ = federation("wscc", preference=0.0).run(fleet(), rounds=3, hparams=HPARAMS)
     local, _ = federation("local").run(fleet(), rounds=3, hparams=HPARAMS)
-    close(alone.starts_nd, local.starts_nd)
+    close(alone.memory_n["start"], local.memory_n["start"])
 
 
 # Where methods come to rest: two clients with losses a (x - b)^2 / 2
@@ -109,7 +110,7 @@ def quadratic_fleet(steps):
     targets = (root * OPTIMUM[:, None]).astype(np.float32)
     inputs = root[:, :, None, None].astype(np.float32)
     samples = Samples(inputs, targets, mask, np.ones_like(targets), np.zeros_like(targets))
-    return engine_lib.FleetArrays(samples, samples, np.ones(2, bool), np.arange(2, dtype=np.uint32))
+    return FleetArrays(samples, samples, np.ones(2, bool), np.arange(2, dtype=np.uint32))
 
 
 def at_rest(agg, steps, hparams=None, rounds=400, choices=None):
@@ -118,7 +119,7 @@ def at_rest(agg, steps, hparams=None, rounds=400, choices=None):
     model = quadratic_model()
     trainer = make_trainer(model, objective=rule.local, epochs=1, batch_size=1, optimizer=optax.sgd)
     engine = engine_lib.make_engine(
-        model, trainer, rule, num_clients=2, clients_per_round=2, batch_size=1,
+        model, trainer, rule, num_clients=2, clients_per_round=2,
         mesh=Mesh(np.array(jax.devices()[:1]), ("clients",)),
     )  # fmt: skip
     hparams = jax.tree.map(np.float32, (hparams or HParams())._replace(learning_rate=0.02))
@@ -175,7 +176,7 @@ def test_fednova_at_rest_between_other_steps():
 def test_scaffold_reaches_the_optimum(steps, option):
     state = at_rest("scaffold", steps, choices={"local": option})
     np.testing.assert_allclose(state.params, [10 / 11], atol=1e-4)
-    np.testing.assert_allclose(state.controls_nd[:, 0], [0.909091, -0.909091], atol=1e-3)
+    np.testing.assert_allclose(state.memory_n["control"][:, 0], [0.909091, -0.909091], atol=1e-3)
 
 
 @pytest.fixture(scope="module")
@@ -189,13 +190,13 @@ def test_scaffold_rounds(scaffold, federation, fleet):
     state, _ = scaffold.run(few, hparams=HPARAMS)
     uniform = federation("fedavg", choices={"within": "uniform", "between": "size"})
     close(state.params, uniform.run(few, hparams=HPARAMS)[0].params)
-    controls = np.asarray(state.controls_nd)
+    controls = np.asarray(state.memory_n["control"])
     assert not controls[2].any() and np.abs(controls[np.arange(NUM) != 2]).min() > 0
     later, _ = scaffold.run(few, rounds=2, state=state, first=1, hparams=HPARAMS)
-    assert np.isfinite(later.params).all() and not np.asarray(later.controls_nd)[2].any()
+    assert np.isfinite(later.params).all() and not np.asarray(later.memory_n["control"])[2].any()
     # Control variates travel too.
-    assert scaffold.engine.traffic == engine_lib.Traffic(16, 16)
-    assert uniform.engine.traffic == engine_lib.Traffic(8, 8)
+    assert scaffold.engine.traffic == Traffic(16, 16)
+    assert uniform.engine.traffic == Traffic(8, 8)
 
 
 # Who takes part
@@ -210,12 +211,12 @@ def test_fedcw_asks_the_farthest(fedcw, fleet):
         asked = info.cohort_s[:count]
         assert info.sampled_s.tolist() == [True] * count + [False] * (NUM - count)
         assert (np.diff(asked) > 0).all() and len(set(info.cohort_s)) == NUM
-        last = np.asarray(before.distances.last_n)
+        last = np.asarray(before.server.distances.last_n)
         if number:
             assert set(asked) == set(np.argsort(-last)[:count])
         others = np.setdiff1d(np.arange(NUM), asked)
-        equal(np.asarray(state.distances.last_n)[others], last[others])
-        assert (np.asarray(state.distances.last_n)[asked] != last[asked]).all()
+        equal(np.asarray(state.server.distances.last_n)[others], last[others])
+        assert (np.asarray(state.server.distances.last_n)[asked] != last[asked]).all()
         # Who is not asked does nothing and counts nothing.
         idle = ~info.sampled_s
         assert not info.present_s[idle].any() and not info.steps_s[idle].any()
@@ -242,7 +243,7 @@ def test_everyone_is_in_exactly_one_lasting_coalition(federation, fleet):
     for number in range(12):
         state, (info,) = fed.run(few, state=state, first=number, hparams=HPARAMS)
         seen = info.cohort_s[info.present_s]
-        now = np.asarray(state.grouping.group_n)
+        now = np.asarray(state.server.grouping.group_n)
         assert (now[seen] >= 0).all()
         kept = groups >= 0
         equal(now[kept], groups[kept])  # one shot: nobody changes
@@ -250,7 +251,7 @@ def test_everyone_is_in_exactly_one_lasting_coalition(federation, fleet):
         labels = info.labels_s[info.present_s]
         equal(labels[:, None] == labels, now[seen][:, None] == now[seen])
         # Members hold the same model, whether they took part or not.
-        starts = np.asarray(state.starts_nd)
+        starts = np.asarray(state.memory_n["start"])
         for group in set(now[seen]):
             equal(starts[now == group], np.broadcast_to(starts[now == group][0], (
                 (now == group).sum(), 2)))  # fmt: skip
@@ -312,13 +313,13 @@ def test_personal_layers_and_fine_tuning(federation, fleet, tiny_model):
     fed = federation("fedavg", cohort=4, personal_layers="offset", finetuner=tuner)
     few, start = fleet(), fed.start()
     state, (info,) = fed.run(few, hparams=HPARAMS)
-    own = np.asarray(state.personal_np)[:, 0]
+    own = np.asarray(state.memory_n["personal"])[:, 0]
     idle = np.setdiff1d(np.arange(NUM), info.cohort_s)
     # The offset never leaves the client, and the server's never changes.
     assert own.shape == (NUM,) and state.params[0] == start.params[0]
-    equal(own[idle], np.asarray(start.personal_np)[idle, 0])
+    equal(own[idle], np.asarray(start.memory_n["personal"])[idle, 0])
     assert len(set(own[info.cohort_s])) == 4
-    assert fed.engine.traffic == engine_lib.Traffic(4, 4)
+    assert fed.engine.traffic == Traffic(4, 4)
     # Clients are judged with their own offset and everybody's slope ...
     forecast = own[:, None] + float(state.params[1]) * few.test.inputs[:, :, -1, 0]
     mse = ((forecast - few.test.targets) ** 2).mean(axis=1)

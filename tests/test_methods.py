@@ -80,7 +80,12 @@ def test_the_farthest_are_asked_and_the_unseen_before_them():
     # who was not asked keeps its distance.
     answered = jnp.array([False, True, False, False])
     after = selection.observed(
-        distances, second, jnp.array([9.0, jnp.nan, 9, 9]), jnp.zeros(4, bool), answered
+        distances,
+        second.clients_s,
+        second.sampled_s,
+        jnp.array([9.0, jnp.nan, 9, 9]),
+        jnp.zeros(4, bool),
+        answered,
     )
     np.testing.assert_array_equal(after.last_n, [1, 5, 0, 3, 4, 0])
     assert after.rounds == 2
@@ -406,7 +411,7 @@ def test_matched_averaging(kind):
 
     def shuffle(x):
         for layer in units:
-            x = permuted(x, jnp.asarray(rng.permutation(len(layer.features_uk))), layer)
+            x = permuted(x, jnp.asarray(rng.permutation(len(layer.features_hk))), layer)
         return x
 
     expected = model.apply(params, inputs, None)
@@ -432,9 +437,9 @@ def test_matching_is_the_cheapest_assignment():
     first = hidden_neurons(model)[:1]
     ours, theirs = (model.init(jax.random.key(seed)) for seed in (1, 2))
     matched = jax.jit(lambda a, b: match(a, b, first))(ours, theirs)
-    a, b = (np.asarray(x)[first[0].features_uk] for x in (ours, theirs))
+    a, b = (np.asarray(x)[first[0].features_hk] for x in (ours, theirs))
     _, order = linear_sum_assignment(((b[:, None, :] - a[None, :, :]) ** 2).sum(axis=2))
-    np.testing.assert_array_equal(np.asarray(matched)[first[0].features_uk], a[order])
+    np.testing.assert_array_equal(np.asarray(matched)[first[0].features_hk], a[order])
 
 
 def test_models_that_cannot_be_matched_are_refused(tiny_model):
@@ -461,10 +466,9 @@ def test_attackers_are_a_share_of_the_fleet_by_name():
 def test_attacks():
     base, update = np.full((2, 400), 3.0, np.float32), np.ones((2, 400), np.float32)
     drawn = jax.random.split(jax.random.key(0), 2)
-    hparams = HPARAMS._replace(attack_scale=np.float32(10))
 
     def send(kind):
-        return np.asarray(uplink.attacked(kind, base + update, base, drawn, hparams)) - base
+        return base + np.asarray(uplink.ATTACKS[kind](update, drawn, np.float32(10))) - base
 
     np.testing.assert_allclose(send("sign_flip"), -10 * update, rtol=1e-5)
     np.testing.assert_allclose(send("scale"), 10 * update, rtol=1e-5)

@@ -31,11 +31,11 @@ def test_a_grouping_that_changes_nothing_is_said_once(tmp_path):
         assert "--tau_mode=quantile --tau=0.95" in text
         assert "--serve=coalition" in text
     tau = re.search(r"would change this round: --tau=(\S+)\n", run.said).group(1)
-    chunk = prepare_lib.advance(prepared, prepared.state, 1, 1)
-    gram_ss = prepare_lib.gram(prepared, chunk.snapshot, "weights")
+    _, _, snapshot = prepare_lib.step(prepared, prepared.state, 1)
+    gram_ss = prepare_lib.gram(prepared, snapshot, "weights")
     result = hk.interact_from_gram(gram_ss, hk.cosine(float(tau)))
     assert len(set(np.asarray(result.weights_s).round(6))) > 1
-    _, info = prepare_lib.step(prepared_with(opinion=None, tau=float(tau)), prepared.state, 1)
+    _, info, _ = prepare_lib.step(prepared_with(opinion=None, tau=float(tau)), prepared.state, 1)
     assert not info.changes_nothing
     assert "In 4 of 4 rounds the grouping changed nothing" in run.outcome.text
     # It is not said again by a run that goes on.
@@ -126,9 +126,7 @@ def test_dead_clients_are_counted_and_said(ran, tmp_path):
     nothing = parallel.place(
         (jnp.zeros(13), prepared.hparams._replace(learning_rate=0.0)), prepared.engine.mesh
     )
-    prepared = prepared._replace(
-        state=prepared.state._replace(params=nothing[0]), hparams=nothing[1]
-    )
+    prepared = prepared._replace(state=prepared.state.with_params(nothing[0]), hparams=nothing[1])
     run = Ran(prepared, tmp_path / "run")
     assert (run.csv("rounds")["dead_clients"] == 7).all()
     assert run.csv("clients")["dead"].all()

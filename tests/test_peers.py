@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,11 +11,12 @@ import reference
 from conftest import SIZES, Federation
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from fedjax_hk import models
 from fedjax_hk.round import engine as engine_lib
-from fedjax_hk.round.training import LocalResult, make_trainer
+from fedjax_hk.round.server import make_server
+from fedjax_hk.round.state import upload
+from fedjax_hk.round.training import make_trainer
 from fedjax_hk.rules import RULES
-from fedjax_hk.types import HParams, Samples
+from fedjax_hk.types import HParams
 
 pytestmark = pytest.mark.slow
 
@@ -26,7 +25,7 @@ def federation_of(model, trainer, rule, num_clients) -> Federation:
     mesh = Mesh(np.array(jax.devices()[:1]), ("clients",))
     engine = engine_lib.make_engine(
         model, trainer, rule, num_clients=num_clients, clients_per_round=num_clients,
-        batch_size=max(SIZES), mesh=mesh,
+        mesh=mesh,
     )  # fmt: skip
     compiled = jax.jit(
         engine.round,
@@ -36,8 +35,7 @@ def federation_of(model, trainer, rule, num_clients) -> Federation:
     return Federation(model, trainer, engine, compiled)
 
 
-# Flower: clients do not train but answer with models that are given, so that both sides
-# aggregate the same numbers. A client's targets are its model, its mask has its samples.
+# Flower: both sides aggregate the same models, so the server's half is called alone.
 
 COUNTS = np.array([3, 11, 7, 1, 12, 5, 2, 9, 4, 8, 6])
 NUM, SIZE = len(COUNTS), 12
@@ -45,41 +43,19 @@ SCALE = np.geomspace(0.03, 3, SIZE)  # of the parameters: where tau counts and w
 ABSENT = ((), (3,), (0, 10), (), (1, 4, 7), (5,), (2, 8, 9, 10), ())  # round by round
 
 
-@functools.cache
-def answering(agg, choices):
-    """A federation whose clients answer with their targets."""
-
-    def init(key):
-        return jnp.asarray(SCALE, jnp.float32) * jax.random.normal(key, (SIZE,))
-
-    def train(params, opt_state, samples, *others):
-        return LocalResult(samples.targets, jnp.float32(0), opt_state, jnp.int32(1))
-
-    def apply(params, inputs, key):
-        return inputs[:, -1, 0] * params[0]
-
-    model = models.Model(init, apply, lambda params: {"x": params}, (("x", SIZE),), ())
-    rule = RULES[agg]._replace(**dict(choices))
-    return federation_of(model, make_trainer(model)._replace(train=train), rule, NUM)
-
-
 def answers(number):
-    """The fleet of a round: two groups (so that Krum's neighbors matter), some do not answer."""
+    """Models `[S, D]` of a round: two groups, so that Krum's neighbors matter; and who answers."""
     rng = np.random.default_rng(number)
-    models_nd = rng.standard_normal((NUM, SIZE))
-    models_nd[:6] = models_nd[0] + 0.5 * models_nd[:6]
-    models_nd[6:] = models_nd[6] + 0.5 * models_nd[6:] + 1
-    models_nd = (SCALE * (models_nd + rng.standard_normal(SIZE))).astype(np.float32)
+    models_sd = rng.standard_normal((NUM, SIZE))
+    models_sd[:6] = models_sd[0] + 0.5 * models_sd[:6]
+    models_sd[6:] = models_sd[6] + 0.5 * models_sd[6:] + 1
+    models_sd = (SCALE * (models_sd + rng.standard_normal(SIZE))).astype(np.float32)
     # A model near the others' one round and far the next: v goes up and down (Yogi).
-    models_nd *= np.float32((1, 0.2, 2, 0.05)[number % 4])
-    available_n = ~np.isin(np.arange(NUM), ABSENT[number])
+    models_sd *= np.float32((1, 0.2, 2, 0.05)[number % 4])
+    mask_s = ~np.isin(np.arange(NUM), ABSENT[number])
     if number == 5:  # answers something that is no model
-        models_nd[ABSENT[5], 1], available_n[:] = np.nan, True
-    zeros = np.zeros((NUM, SIZE), np.float32)
-    mask = np.arange(SIZE) < COUNTS[:, None]
-    train = Samples(zeros[:, :, None, None], models_nd, mask, zeros + 1, zeros)
-    test = train._replace(targets=zeros)
-    return engine_lib.FleetArrays(train, test, available_n, np.arange(NUM, dtype=np.uint32))
+        models_sd[ABSENT[5], 1], mask_s[:] = np.nan, True
+    return models_sd, mask_s
 
 
 ADAPTIVE = {"eta": 0.05, "tau": 1e-3}
@@ -113,15 +89,19 @@ def flower():
 
 @pytest.mark.parametrize(("agg", "choices", "numbers", "peer", "options"), PEERS)
 def test_global_models_equal_those_of_flower(flower, agg, choices, numbers, peer, options):
-    fed = answering(agg, tuple(choices.items()))
-    state = fed.start()
+    server = make_server(RULES[agg]._replace(**choices), num_clients=NUM)
+    step = jax.jit(server.step)
+    start = SCALE * np.random.default_rng(0).standard_normal(SIZE)
+    state = server.init(jnp.asarray(start, jnp.float32), NUM)
     strategy = strategy_of(flower, peer, np.asarray(state.params, np.float64), options)
+    keys_s = jax.random.split(jax.random.key(0), NUM)
     for number in range(len(ABSENT)):
-        fleet = answers(number)
-        state, (info,) = fed.run(fleet, state=state, hparams=HParams(**numbers))
+        models_sd, mask_s = answers(number)
+        sent = upload(models_sd, COUNTS, mask_s, state.params)
+        state, _ = step(state, sent, keys_s, jax.tree.map(np.float32, HParams(**numbers)))
         present = ~np.isin(np.arange(NUM), ABSENT[number])
-        np.testing.assert_array_equal(info.present_s, present)
-        models_sd = fleet.train.targets[present].astype(np.float64)
+        np.testing.assert_array_equal(sent.present_s, present)
+        models_sd = models_sd[present].astype(np.float64)
         counts_s = np.ones(NUM, int) if peer in UNIFORM else COUNTS
         if peer == "Krum":  # how many are not trusted, and kept; not shares
             strategy.num_malicious_clients = int(numbers["trim"] * len(models_sd))
@@ -197,7 +177,7 @@ def test_rounds_equal_loops(local, tiny_model, fleet):
         params, controls = loop_round(params, controls, batches, np.flatnonzero(available_n), local)
         np.testing.assert_allclose(state.params, params, rtol=1e-5, atol=1e-6)
         if local != "plain":
-            np.testing.assert_allclose(state.controls_nd, controls, rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(state.memory_n["control"], controls, rtol=1e-4, atol=1e-5)
             assert np.all(controls[available_n])
 
 

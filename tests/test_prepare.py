@@ -27,8 +27,8 @@ def quickly(monkeypatch):
 def test_devices_and_chunks_change_rounding_only(changes, tmp_path):
     one = prepared_with()
     other = prepare_lib.prepare(settings(**changes), small_fleet(), MODEL)
-    state, info = prepare_lib.step(one, one.state, 1)
-    other_state, other_info = prepare_lib.step(other, other.state, 1)
+    state, info, _ = prepare_lib.step(one, one.state, 1)
+    other_state, other_info, _ = prepare_lib.step(other, other.state, 1)
     scale = np.abs(state.params).max()
     np.testing.assert_allclose(other_state.params, state.params, rtol=1e-5, atol=1e-6 * scale)
     assert info.margin > 1e-3
@@ -66,7 +66,7 @@ def test_many_configurations_in_one_process_leave_nothing_behind():
         # Another cohort is another program.
         config = settings(clients_per_round=2 + number % 5, tau=0.3, learning_rate=1e-3)
         prepared = prepare_lib.prepare(config, small_fleet(), MODEL)
-        state, info = prepare_lib.step(prepared, prepared.state, 1)
+        state, info, _ = prepare_lib.step(prepared, prepared.state, 1)
         assert np.isfinite(info.errors.mae).all()
         del prepared, state, info
         gc.collect()

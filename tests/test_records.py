@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from fedjax_hk import data, metrics
-from fedjax_hk.round.engine import RoundInfo
+from fedjax_hk.round.state import RoundInfo
 from fedjax_hk.store import records
 
 
@@ -35,8 +35,6 @@ def info_of(fleet, **changes) -> RoundInfo:
         "converged": np.bool_(True),
         "changes_nothing": np.bool_(False),
         "dissimilarity_q": np.linspace(0, 1, 5, dtype=np.float32),
-        "grams": None,
-        "outputs_nw": forecast_nw,
         "dead_n": np.zeros(num, bool),
         "sampled_s": np.ones(4, bool),
         "reported_s": np.ones(4, bool),

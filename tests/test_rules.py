@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_hk import hk
-from fedjax_hk.round.training import OBJECTIVES
 from fedjax_hk.rules import CHOICES, RULES, server
 from fedjax_hk.rules.averages import AVERAGES
 from fedjax_hk.rules.groupings import GROUPINGS, Members, Settings, pair_quantiles
+from fedjax_hk.rules.local import OBJECTIVES
 from fedjax_hk.rules.opinions import OPINIONS, columns
 from fedjax_hk.rules.selection import SELECTORS
 from fedjax_hk.rules.server import SERVER_STEPS

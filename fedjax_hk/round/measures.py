@@ -1,4 +1,4 @@
-"""Figures of a round that the papers define, beside the errors."""
+"""Measures of a round that the papers define, beside the errors."""
 
 from __future__ import annotations
 
@@ -7,11 +7,7 @@ import jax.numpy as jnp
 from fedjax_hk import hk
 from fedjax_hk.types import Array
 
-
-def barycenters(params_sd: Array, labels_s: Array, members_s: Array) -> Array:
-    """Weighted barycenters: eq. (15) of the FedHK paper where members weigh the same."""
-    size_s = jnp.sum(labels_s[:, None] == labels_s[None, :], axis=1)
-    return hk.barycenters(params_sd * (members_s * size_s)[:, None], labels_s)
+QUANTILE_LEVELS = (0.0, 0.25, 0.5, 0.75, 1.0)  # at which dissimilarities of pairs are told
 
 
 def dispersion(params_sd: Array, num_samples_s: Array, present_s: Array) -> Array:

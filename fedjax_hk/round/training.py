@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_hk.models.model import Model
+from fedjax_hk.models import Model
+from fedjax_hk.rules.local import OBJECTIVES
 from fedjax_hk.types import Array, HParams, Params
 
 ADAM_EPSILON = 1e-7  # Keras' value; the paper trains with Keras defaults
@@ -35,72 +36,6 @@ class Batch(NamedTuple):
     inputs: Array
     targets: Array
     mask: Array
-
-
-class Objective(NamedTuple):
-    """How a client turns batches into a descent direction.
-
-    Attributes:
-      batches: independent batches that one step consumes.
-      direction: `(loss_and_grad, params, start, batches, keys, hparams) -> (loss, direction)`,
-        where `loss_and_grad(params, batch, key)` is the plain one; the direction `[D]` is what
-        the optimizer takes for a gradient.
-      adapts: the client is judged after one step of size `alpha` on its training data.
-      control: how the client finds its next control variate, as the `mean` of the gradients
-        it saw or as its gradient at the `start`; empty for objectives without one.
-    """
-
-    batches: int
-    direction: Callable[..., tuple[Array, Array]]
-    adapts: bool = False
-    control: str = ""
-
-
-def _plain(loss_and_grad, params, start, batches, keys, hparams):
-    return loss_and_grad(params, batches[0], keys[0])
-
-
-def _prox(loss_and_grad, params, start, batches, keys, hparams):
-    loss, grad = loss_and_grad(params, batches[0], keys[0])
-    return loss, grad + hparams.mu * (params - start)
-
-
-def _inner_step(loss_and_grad, params, batch, key, alpha):
-    _, grad = loss_and_grad(params, batch, key)
-    return params - alpha * grad
-
-
-def _perfedavg_fo(loss_and_grad, params, start, batches, keys, hparams):
-    adapted = _inner_step(loss_and_grad, params, batches[0], keys[0], hparams.alpha)
-    return loss_and_grad(adapted, batches[1], keys[1])
-
-
-def _perfedavg_hf(loss_and_grad, params, start, batches, keys, hparams):
-    loss, outer = _perfedavg_fo(loss_and_grad, params, start, batches, keys, hparams)
-
-    def slope(y: Array) -> Array:
-        """Directional derivative along `outer`; its gradient is the Hessian times `outer`."""
-        _, grad = loss_and_grad(y, batches[2], keys[2])
-        return jnp.vdot(grad, jax.lax.stop_gradient(outer))
-
-    curvature = jax.grad(slope)(params)
-    return loss, outer - hparams.alpha * curvature
-
-
-OBJECTIVES: dict[str, Objective] = {
-    "plain": Objective(1, _plain),
-    # Li et al. 2020: the term is part of the loss, so Adam sees it (spec 3.2).
-    "prox": Objective(1, _prox),
-    # Fallah et al. 2020: 2 or 3 batches a step, so that a pass over the data costs as much
-    # as in FedAvg. The Hessian enters exactly, not by finite differences.
-    "perfedavg_fo": Objective(2, _perfedavg_fo, adapts=True),
-    "perfedavg_hf": Objective(3, _perfedavg_hf, adapts=True),
-    # Karimireddy et al. 2020, options II and I. Option II of the paper divides the way gone
-    # by the learning rate, which is a mean gradient under SGD only; the mean itself is the
-    # same there and holds under Adam (spec 3.4).
-    "scaffold": Objective(1, _plain, control="mean"),
-    "scaffold_start": Objective(1, _plain, control="start"),
-}
 
 
 class LocalResult(NamedTuple):
@@ -129,6 +64,7 @@ class Trainer(NamedTuple):
       coefficients: `(max_steps, hparams) -> [max_steps + 1]` sum of the coefficients with
         which the gradients of so many steps enter the model, over the learning rate.
       epochs: local epochs.
+      batch_size: windows a batch.
       control: of the objective.
     """
 
@@ -138,6 +74,7 @@ class Trainer(NamedTuple):
     gradient: Callable[..., tuple[Array, Array]]
     coefficients: Callable[[int, HParams], Array]
     epochs: int
+    batch_size: int
     control: str = ""
 
 
@@ -272,7 +209,9 @@ def make_trainer(
     def init_optimizer(params):
         return optimizer(0.0).init(params)
 
-    return Trainer(init_optimizer, train, adapt, gradient, coefficients, epochs, chosen.control)
+    return Trainer(
+        init_optimizer, train, adapt, gradient, coefficients, epochs, batch_size, chosen.control
+    )
 
 
 def _where(condition: Array, new: Params, old: Params) -> Params:

@@ -41,17 +41,22 @@ def no_distances(num_clients: int) -> Distances:
 
 
 def observed(
-    distances: Distances, cohort: Cohort, apart_s: Array, present_s: Array, reported_s: Array
+    distances: Distances,
+    clients_s: Array,
+    sampled_s: Array,
+    apart_s: Array,
+    present_s: Array,
+    reported_s: Array,
 ) -> Distances:
     """Keeps this round's distances; of who took no part, the last one (spec C4).
 
     A client that is asked and answers nothing usable goes last, so that it is not asked
     first for ever (spec C15); one that does not answer keeps its place.
     """
-    before_s = distances.last_n[cohort.clients_s]
-    useless_s = cohort.sampled_s & reported_s & ~present_s
+    before_s = distances.last_n[clients_s]
+    useless_s = sampled_s & reported_s & ~present_s
     apart_s = jnp.where(present_s, apart_s, jnp.where(useless_s, 0, before_s))
-    return Distances(distances.last_n.at[cohort.clients_s].set(apart_s), distances.rounds + 1)
+    return Distances(distances.last_n.at[clients_s].set(apart_s), distances.rounds + 1)
 
 
 def uniform(distances, keys_n: Array, size: int, hparams: HParams) -> Cohort:

@@ -1,4 +1,4 @@
-"""From a grouping to the weight of every client."""
+"""From a grouping to the weight of every client, and to barycenters."""
 
 from __future__ import annotations
 
@@ -58,6 +58,12 @@ def client_weights(
     weights_s = jnp.where(counted_s, coalition_s * members_s, 0)
     total = jnp.sum(weights_s)
     return weights_s / jnp.where(total > 0, total, 1), members_s
+
+
+def barycenters(params_sd: Array, labels_s: Array, members_s: Array) -> Array:
+    """Weighted barycenters: eq. (15) of the FedHK paper where members weigh the same."""
+    size_s = jnp.sum(labels_s[:, None] == labels_s[None, :], axis=1)
+    return hk.barycenters(params_sd * (members_s * size_s)[:, None], labels_s)
 
 
 def equals_plain_mean(weights_s: Array, mask_s: Array) -> Array:

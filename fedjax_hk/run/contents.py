@@ -13,6 +13,7 @@ import pandas as pd
 
 from fedjax_hk import data, hk
 from fedjax_hk.report import partition_files, summary
+from fedjax_hk.round.state import RoundInfo
 from fedjax_hk.rules.groupings import NEIGHBORHOODS
 from fedjax_hk.run import devices
 from fedjax_hk.run.prepare import hparams_of, settings_of
@@ -20,7 +21,7 @@ from fedjax_hk.settings.config import Config
 from fedjax_hk.store import records, run_folder
 from fedjax_hk.store.run_folder import RunFolder
 from fedjax_hk.tasks import TASKS
-from fedjax_hk.types import Fleet
+from fedjax_hk.types import Array, Fleet, Params
 
 
 def begin(folder: RunFolder, config: Config, fleet: Fleet) -> None:
@@ -64,9 +65,9 @@ def end(
     config: Config,
     fleet: Fleet,
     round_number: int,
-    info,
-    outputs_nw: np.ndarray,
-    grams: dict[str, Any],
+    info: RoundInfo,
+    outputs_nw: Array,
+    grams: dict[str, Params],
 ) -> tuple[pd.DataFrame, str]:
     """Writes what the last round leaves: forecasts or classes, `opinions.npz`, `clients.csv`,
     and at last `summary.txt`.
@@ -75,7 +76,7 @@ def end(
     there has them all.
 
     Args:
-      info: `RoundInfo` of the last round.
+      info: of the last round, as NumPy.
       outputs_nw: `[N, W_test, ...]` of what everybody is served.
       grams: inner products of its opinions in every space.
 
@@ -83,10 +84,10 @@ def end(
       `clients.csv` as a table, and the summary.
     """
     task = TASKS[fleet.task]
-    folder.write_table(task.outputs_name, task.outputs_table(outputs_nw, fleet))
+    folder.write_table(task.outputs_name, task.outputs_table(np.asarray(outputs_nw), fleet))
     near = _neighborhood(config, info, grams)
     folder.write_arrays(
-        "opinions.npz", records.opinion_arrays(round_number, info, grams, fleet, near)
+        "opinions.npz", records.opinion_arrays(round_number, info, fleet, grams, near)
     )
     rounds = folder.read_table("rounds", records.TEXT_COLUMNS)
     coalitions = folder.read_table("coalitions", text=["client", "coalition", "status"])
@@ -105,7 +106,9 @@ def read_end(folder: RunFolder) -> tuple[pd.DataFrame, str] | None:
     return folder.read_table("clients", ["client", "last_coalition"]), path.read_text().rstrip("\n")
 
 
-def _neighborhood(config: Config, info, grams: dict[str, Any]) -> hk.Neighborhood | None:
+def _neighborhood(
+    config: Config, info: RoundInfo, grams: dict[str, Params]
+) -> hk.Neighborhood | None:
     """Whom clients listened to in the round, None if the grouping has no threshold."""
     rule = config.rule()
     if rule.grouping not in NEIGHBORHOODS:

@@ -7,7 +7,7 @@ from typing import NamedTuple, TextIO
 
 import pandas as pd
 
-from fedjax_hk.round import engine as engine_lib
+from fedjax_hk.round.state import RoundState
 from fedjax_hk.run import contents, sinks
 from fedjax_hk.run.prepare import Prepared, chunks
 from fedjax_hk.run.sinks import Callback, RoundRecord, Sink
@@ -26,7 +26,7 @@ class Outcome(NamedTuple):
     stopped: name of the signal that stopped the run, or "".
     """
 
-    state: engine_lib.ServerState
+    state: RoundState
     rounds: pd.DataFrame
     clients: pd.DataFrame | None
     text: str
@@ -96,7 +96,7 @@ def _stop_request(together: int) -> StopRequest:
 
 def _go_on(
     prepared: Prepared, folder: RunFolder, checkpoints: Checkpoints
-) -> tuple[int, engine_lib.ServerState]:
+) -> tuple[int, RoundState]:
     """The last round saved and its state; rows of later rounds are dropped."""
     done, state = checkpoints.restore_latest(prepared.state) or (0, prepared.state)
     for table in ("rounds", "coalitions"):

@@ -10,11 +10,12 @@ import pandas as pd
 
 from fedjax_hk.report import summary
 from fedjax_hk.report.coalition_map import splitting_threshold
+from fedjax_hk.round.state import RoundInfo
 from fedjax_hk.rules.groupings import GROUPINGS
 from fedjax_hk.run.prepare import settings_of
 from fedjax_hk.settings.config import Config
 from fedjax_hk.store import records
-from fedjax_hk.types import Fleet
+from fedjax_hk.types import Fleet, Params
 
 
 class Notes:
@@ -32,7 +33,9 @@ class Notes:
             self._said_nothing = bool((before["changes_nothing"] & (before["clients"] > 1)).any())
             self._last_left_out = before["left_out"].iloc[-1] or ""
 
-    def about(self, row: dict[str, Any], info, gram: Callable[[], Any] | None) -> Iterator[str]:
+    def about(
+        self, row: dict[str, Any], info: RoundInfo, gram: Callable[[], Params] | None
+    ) -> Iterator[str]:
         """The notes on a round.
 
         Args:
@@ -59,7 +62,9 @@ class Notes:
             threshold = self._threshold(row, info, gram)
             yield summary.nothing_changed(row, self._config, threshold)
 
-    def _threshold(self, row: dict[str, Any], info, gram: Callable[[], Any] | None) -> str | None:
+    def _threshold(
+        self, row: dict[str, Any], info: RoundInfo, gram: Callable[[], Params] | None
+    ) -> str | None:
         """A threshold that would change the round, if one is known."""
         config, rule = self._config, self._config.rule()
         weighing = (rule.within, rule.between, config.min_coalition)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -14,6 +15,7 @@ from jax.sharding import Mesh
 from fedjax_hk import keys, models, parallel
 from fedjax_hk.models import classifiers
 from fedjax_hk.round import engine as engine_lib
+from fedjax_hk.round.state import FleetArrays, RoundInfo, RoundState, Snapshot
 from fedjax_hk.round.training import make_trainer
 from fedjax_hk.rules.groupings import Settings
 from fedjax_hk.run.devices import make_mesh
@@ -21,7 +23,7 @@ from fedjax_hk.settings import checks
 from fedjax_hk.settings import config as config_lib
 from fedjax_hk.settings.config import Config, value_of
 from fedjax_hk.tasks import TASKS
-from fedjax_hk.types import Array, Fleet, HParams
+from fedjax_hk.types import Array, Fleet, HParams, Params
 
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 _compilations: list[float] = []  # seconds of every compilation of this process
@@ -34,7 +36,7 @@ class Prepared(NamedTuple):
     """All that the rounds of a run need; arrays lie on the devices.
 
     Attributes:
-      round: `(state, fleet, round_number, run_key, hparams) -> (state, info)`, compiled.
+      round: `engine.chunk(config.rounds_per_sync)`, compiled.
       state: before the first round.
       compile_seconds: what compiling the round took.
       compilations: how many there were for it, by jax's count.
@@ -44,11 +46,11 @@ class Prepared(NamedTuple):
     fleet: Fleet
     model: models.Model
     engine: engine_lib.Engine
-    arrays: engine_lib.FleetArrays
+    arrays: FleetArrays
     run_key: Array
     hparams: HParams
     round: Callable
-    state: engine_lib.ServerState
+    state: RoundState
     compile_seconds: float
     compilations: int
 
@@ -96,7 +98,7 @@ class Assembled(NamedTuple):
 
     model: models.Model
     engine: engine_lib.Engine
-    arrays: engine_lib.FleetArrays
+    arrays: FleetArrays
     hparams: HParams
 
 
@@ -138,7 +140,6 @@ def assemble(config: Config, fleet: Fleet, model: models.Model | None = None) ->
         task=TASKS[fleet.task],
         num_clients=len(fleet.client_ids),
         clients_per_round=clients_per_round,
-        batch_size=config.batch_size,
         settings=settings_of(config),
         opinion_leaves=config_lib.opinion_leaves(
             config, model.layers[-1][0] if model.layers else ""
@@ -156,11 +157,11 @@ def assemble(config: Config, fleet: Fleet, model: models.Model | None = None) ->
     return Assembled(model, engine, _arrays(fleet, mesh), hparams)
 
 
-def _arrays(fleet: Fleet, mesh: Mesh) -> engine_lib.FleetArrays:
+def _arrays(fleet: Fleet, mesh: Mesh) -> FleetArrays:
     available_n = np.ones(len(fleet.client_ids), bool)
     ids_n = keys.stable_ids(fleet.client_ids)
     planted_n = () if fleet.planted is None else np.asarray(fleet.planted, np.int32)
-    arrays = engine_lib.FleetArrays(fleet.train, fleet.test, available_n, ids_n, planted_n)
+    arrays = FleetArrays(fleet.train, fleet.test, available_n, ids_n, planted_n)
     return parallel.place(arrays, mesh)
 
 
@@ -177,7 +178,9 @@ def prepare(config: Config, fleet: Fleet, model: models.Model | None = None) -> 
     run_key, state = _start(engine, model, config.seed, _probe(fleet))
     jax.numpy.int32(0)  # the scalar that stands for the round's number has a program too
     start, counted_before = time.perf_counter(), len(_compilations)
-    compiled = engine_lib.compile_round(engine, state, arrays, run_key, hparams)
+    compiled = engine_lib.compile_chunk(
+        engine, config.rounds_per_sync, state, arrays, run_key, hparams
+    )
     seconds = time.perf_counter() - start
     counted = len(_compilations) - counted_before
     return Prepared(
@@ -217,7 +220,7 @@ def reuse(prepared: Prepared, config: Config, fleet: Fleet | None = None) -> Pre
     return reseed(prepared._replace(config=config, hparams=hparams), config.seed)
 
 
-def _start(engine, model, seed: int, probe) -> tuple[Array, engine_lib.ServerState]:
+def _start(engine, model, seed: int, probe) -> tuple[Array, RoundState]:
     run_key = jax.random.key(seed)
     key = keys.client_key(run_key, keys.INIT, 0, 0)
     state = engine.init(models.alive_params(model, key, probe))
@@ -233,60 +236,60 @@ def _probe(fleet: Fleet) -> np.ndarray:
     return fleet.train.inputs[places[:, 0], places[:, 1]]
 
 
-def step(prepared: Prepared, state: engine_lib.ServerState, round_number: int):
-    """Round `round_number` (from 1), on the devices: `(state, RoundInfo)`."""
-    return prepared.round(
-        state, prepared.arrays, np.int32(round_number), prepared.run_key, prepared.hparams
-    )
+def step(prepared: Prepared, state: RoundState, round_number: int):
+    """Round `round_number` (from 1), on the devices: `(state, RoundInfo, Snapshot)`."""
+    state, infos, snapshot = _dispatch(prepared, state, round_number, 1)
+    return state, jax.tree.map(lambda x: x[0], infos), snapshot
+
+
+def _dispatch(prepared: Prepared, state: RoundState, first: int, count: int):
+    numbers = np.int32(first), np.int32(count)
+    return prepared.round(state, prepared.arrays, *numbers, prepared.run_key, prepared.hparams)
 
 
 class Chunk(NamedTuple):
     """Rounds that stayed on the device together.
 
     Attributes:
-      state: after the last of them.
+      state: after the last of them, on the devices.
       infos: of each of them, as NumPy.
-      snapshot: of the last of them, what `gram` and `outputs` are made from.
+      snapshot: of the last of them, on the devices.
     """
 
-    state: engine_lib.ServerState
-    infos: list[engine_lib.RoundInfo]
-    snapshot: Any
+    state: RoundState
+    infos: list[RoundInfo]
+    snapshot: Snapshot
 
 
-def advance(prepared: Prepared, state: engine_lib.ServerState, first: int, count: int) -> Chunk:
-    """Rounds `first` to `first + count - 1`; returns when they are computed."""
-    infos = []
-    for number in range(first, first + count):
-        state, info = jax.block_until_ready(step(prepared, state, number))
-        infos.append(jax.tree.map(np.asarray, info._replace(grams=None, outputs_nw=None)))
-    return Chunk(state, infos, info)
-
-
-def gram(prepared: Prepared, snapshot: Any, space: str) -> Any:
+def gram(prepared: Prepared, snapshot: Snapshot, space: str) -> Params:
     """Inner products of a round's opinions in a space of `OPINIONS`; see `hk.gram_matrix`."""
-    return snapshot.grams[space]
+    return jax.jit(prepared.engine.gram, static_argnums=1)(snapshot, space)
 
 
-def outputs(prepared: Prepared, state: engine_lib.ServerState, snapshot: Any) -> np.ndarray:
-    """`[N, W_test]` scaled test forecasts of what everybody is served, or `[N, W_test, C]`."""
-    return np.asarray(snapshot.outputs_nw)
+def outputs(prepared: Prepared, state: RoundState) -> Array:
+    """`[N, W_test, ...]` what the model that everybody is served says of its test samples:
+    scaled forecasts, or logits."""
+    return jax.jit(prepared.engine.outputs)(state, prepared.arrays, prepared.hparams)
 
 
 def chunks(
-    prepared: Prepared, state: engine_lib.ServerState, done: int = 0
+    prepared: Prepared, state: RoundState, done: int = 0
 ) -> Iterator[tuple[int, Chunk, float]]:
     """The rounds after `done`: number of the first of each chunk, chunk, seconds a round."""
     total, most = prepared.config.rounds, prepared.config.rounds_per_sync
     while done < total:
         count = min(most, total - done)
         start = time.perf_counter()
-        chunk = advance(prepared, state, done + 1, count)
-        yield done + 1, chunk, (time.perf_counter() - start) / count
-        state, done = chunk.state, done + count
+        found = jax.block_until_ready(_dispatch(prepared, state, done + 1, count))
+        seconds = (time.perf_counter() - start) / count
+        state, infos, snapshot = found
+        infos = jax.tree.map(np.asarray, infos)
+        each = [jax.tree.map(operator.itemgetter(i), infos) for i in range(count)]
+        yield done + 1, Chunk(state, each, snapshot), seconds
+        done += count
 
 
-def rounds(prepared: Prepared) -> Iterator[tuple[int, engine_lib.RoundInfo, float]]:
+def rounds(prepared: Prepared) -> Iterator[tuple[int, RoundInfo, float]]:
     """The rounds of a run from its start, without a folder: number, info as NumPy, seconds."""
     for first, chunk, seconds in chunks(prepared, prepared.state):
         for number, info in enumerate(chunk.infos, start=first):

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import pandas as pd
 
 from fedjax_hk.report import summary
+from fedjax_hk.round.state import RoundInfo, RoundState, Snapshot
 from fedjax_hk.rules.opinions import OPINIONS
 from fedjax_hk.run import contents
 from fedjax_hk.run.notes import Notes
@@ -35,10 +36,10 @@ class RoundRecord(NamedTuple):
     """
 
     number: int
-    info: Any
+    info: RoundInfo
     row: dict[str, Any]
-    state: Any = None
-    snapshot: Any = None
+    state: RoundState | None = None
+    snapshot: Snapshot | None = None
 
 
 class Sink(Protocol):
@@ -124,7 +125,7 @@ class ResultSink:
         if record.number < config.rounds:
             return
         grams = {space: gram(self._prepared, record.snapshot, space) for space in OPINIONS}
-        outputs_nw = outputs(self._prepared, record.state, record.snapshot)
+        outputs_nw = outputs(self._prepared, record.state)
         self.found = contents.end(
             self._folder, config, fleet, record.number, record.info, outputs_nw, grams
         )

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from fedjax_hk import hk, metrics
-from fedjax_hk.round.engine import RoundInfo, Traffic
+from fedjax_hk.round.state import RoundInfo, Traffic
 from fedjax_hk.tasks import TASKS, Task
 from fedjax_hk.types import Fleet
 
@@ -212,13 +212,17 @@ def _of_clients(found: pd.Series, names: tuple[str, ...], otherwise: Any) -> lis
 
 
 def opinion_arrays(
-    round_number: int, info: RoundInfo, grams: dict[str, Any], fleet: Fleet, neighborhood: Any
+    round_number: int,
+    info: RoundInfo,
+    fleet: Fleet,
+    grams: dict[str, Any],
+    neighborhood: Any,
 ) -> dict[str, np.ndarray]:
     """What the opinions of a round were: `opinions.npz`.
 
     Args:
       info: of the round.
-      grams: inner products of its opinions by opinion space; see `hk.gram_matrix`.
+      grams: inner products by opinion space, from `Engine.gram`.
       neighborhood: `hk.Neighborhood` of the grouping, None for one without a threshold.
 
     Returns:
