@@ -52,7 +52,17 @@ def opinions_of(num: int, seed: int = 0) -> np.ndarray:
 
 
 def make_run(
-    path, config=None, *, fleet=None, rounds=2, error=0.1, seed=0, finish=True, masked=(), **changes
+    path,
+    config=None,
+    *,
+    fleet=None,
+    rounds=2,
+    error=0.1,
+    seed=0,
+    finish=True,
+    masked=(),
+    outputs_nw=None,
+    **changes,
 ):
     """Writes a run folder as a run does.
 
@@ -60,6 +70,7 @@ def make_run(
       error: standard deviation of the outputs from the (scaled) readings or the classes.
       finish: False for a run that was stopped after its last round.
       masked: places that do not take part in the last round.
+      outputs_nw: what the models say at the end, instead of the outputs that were judged.
       changes: entries of the rounds' `RoundInfo`.
     """
     fleet = fleet or fleet_of()
@@ -101,7 +112,8 @@ def make_run(
                 "rounds", [records.round_row(number, info, fleet, 0.5, Traffic(4, 4))]
             )
         if finish:
-            contents.end(folder, config, fleet, rounds, info, outputs, grams)
+            told = outputs if outputs_nw is None else outputs_nw
+            contents.end(folder, config, fleet, rounds, info, told, grams)
     return folder.path
 
 
