@@ -177,13 +177,14 @@ def naive_errors(fleet) -> dict[str, float]:
     import numpy as np
 
     from fedjax_hk import metrics
+    from fedjax_hk.tasks import forecast_errors
 
     honest = [~attackers_of(fleet, seed) for seed in range(FLAGS.seeds)]
     return {
         name: float(
             np.mean([metrics.spread(np.asarray(one.mae_units)[of])["mean"] for of in honest])
         )
-        for name, one in metrics.naive_errors(fleet).items()
+        for name, one in forecast_errors.naive_errors(fleet).items()
     }
 
 

@@ -81,13 +81,14 @@ def main(argv):
     from fedjax_hk import metrics
     from fedjax_hk.run import devices
     from fedjax_hk.run.load import load_fleet
+    from fedjax_hk.tasks import forecast_errors
 
     devices.split_cpu()
     base = Config(data=FLAGS.data, clients=FLAGS.clients, unit=FLAGS.unit, rounds=FLAGS.rounds)
     fleet = load_fleet(base)
     naive = {
         name: float(metrics.spread(np.asarray(errors.mae_units))["mean"])
-        for name, errors in metrics.naive_errors(fleet).items()
+        for name, errors in forecast_errors.naive_errors(fleet).items()
     }
     done = {}
     if FLAGS.json and os.path.exists(FLAGS.json):

@@ -79,9 +79,9 @@ def load_methods(paths: Sequence[str | os.PathLike]) -> list[Method]:
         neutral = {name: getattr(Config, name) for name in _SAME_METHOD}
         groups.setdefault(dataclasses.replace(run.config, **neutral), []).append(run)
     names = _names(list(groups))
-    task = runs[0].task
+    headline = runs[0].task.headline
     headlines = [
-        task.factor * np.mean([run.clients[task.headline] for run in one], axis=0)
+        headline.factor * np.mean([run.clients[headline.column] for run in one], axis=0)
         for one in groups.values()
     ]
     return [Method(*parts) for parts in zip(names, groups.values(), headlines, strict=True)]
@@ -111,7 +111,7 @@ def _check_same(first: RunTables, other: RunTables) -> None:
         refuse("other parts to be judged on (--judge)", first.config.judge, other.config.judge)
     if first.config.horizon != other.config.horizon:
         refuse("other horizons", first.config.horizon, other.config.horizon)
-    samples = first.task.samples
+    samples = first.task.words.samples_noun
     judged = [run.clients[f"test_{samples}"] for run in (first, other)]
     if not judged[0].equals(judged[1]):
         refuse(f"other test {samples}", int(judged[0].sum()), int(judged[1].sum()))
@@ -139,9 +139,10 @@ def method_table(methods: Sequence[Method]) -> pd.DataFrame:
     number less one). Then come the task's further figures.
     """
     rows, task = [], methods[0].task
+    factor, column = task.headline.factor, task.headline.column
     for method in methods:
         tables = [run.clients for run in method.runs]
-        seeds = [task.factor * task.spread(table[task.headline])["mean"] for table in tables]
+        seeds = [factor * task.headline.spread(table[column])["mean"] for table in tables]
         coalitions = pd.concat([run.rounds["num_coalitions"] for run in method.runs])
         rows.append(
             _row(method.name, task, method.headline_n, tables, "")
@@ -152,21 +153,21 @@ def method_table(methods: Sequence[Method]) -> pd.DataFrame:
             }
         )
     clients = methods[0].runs[0].clients
-    for name, column in summary.naive_columns(clients, task).items():
-        label = f"naive: {task.naive_names[name]}"
-        rows.append(_row(label, task, task.factor * clients[column], [clients], f"{name}_"))
+    for name, naive in summary.naive_columns(clients, task).items():
+        label = f"naive: {task.words.naive_names[name]}"
+        rows.append(_row(label, task, factor * clients[naive], [clients], f"{name}_"))
     columns = [
         "method", "seeds", "headline", "std_clients", "std_seeds", "median", "worst_tenth",
-        *(one.column for one in task.beside), "coalitions_median",
+        *(one.column for one in task.words.side_metrics), "coalitions_median",
     ]  # fmt: skip
     return pd.DataFrame(rows).reindex(columns=columns)
 
 
 def _row(name: str, task: Task, headline_n, tables: list[pd.DataFrame], prefix: str) -> dict:
-    spread = task.spread(headline_n)
+    spread = task.headline.spread(headline_n)
     beside = {
         one.column: float(np.mean([one.value(table, prefix) for table in tables]))
-        for one in task.beside
+        for one in task.words.side_metrics
     }
     return {
         "method": name,
@@ -179,7 +180,7 @@ def _row(name: str, task: Task, headline_n, tables: list[pd.DataFrame], prefix: 
 
 def _stored(table: pd.DataFrame, task: Task) -> pd.DataFrame:
     """`compare.csv`: the headline's columns bear its name."""
-    name = task.short.lower()
+    name = task.headline.short.lower()
     named = {one: f"{name}_{one}" for one in ("std_clients", "std_seeds")}
     return table.rename(columns={"headline": name} | named)
 
@@ -195,7 +196,7 @@ def differences(methods: Sequence[Method], base: int) -> list[tuple[str, metrics
     for place, method in enumerate(methods):
         apart_n = method.headline_n - methods[base].headline_n
         if place != base:
-            better = int((method.task.sign * apart_n < 0).sum())
+            better = int((method.task.headline.sign * apart_n < 0).sum())
             found.append((method.name, metrics.bootstrap_interval(apart_n), better))
     return found
 
@@ -208,7 +209,7 @@ def base_of(methods: Sequence[Method]) -> int:
 
 def sentences(methods: Sequence[Method]) -> list[str]:
     """The paired differences in words."""
-    base, unit = base_of(methods), methods[0].task.apart_of(methods[0].runs[0].unit)
+    base, unit = base_of(methods), methods[0].task.headline.apart_of(methods[0].runs[0].unit)
     lines = []
     for name, found, better in differences(methods, base):
         if not found.num:
@@ -254,12 +255,12 @@ def _shown(table: pd.DataFrame, task: Task, unit: str) -> tuple[list[list[str]],
     four = number(".4g")
     shown = {
         "seeds": ("seeds", number(".0f")),
-        "headline": (task.axis(unit), four),
+        "headline": (task.headline.axis(unit), four),
         "std_clients": ("std clients", four),
         "std_seeds": ("std seeds", four),
         "median": ("median", four),
         "worst_tenth": ("worst tenth", four),
-        **{one.column: (one.title(unit), one.shown) for one in task.beside},
+        **{one.column: (one.title(unit), one.shown) for one in task.words.side_metrics},
         "coalitions_median": ("coalitions", number("g")),
     }
     rows = [
@@ -271,21 +272,22 @@ def _shown(table: pd.DataFrame, task: Task, unit: str) -> tuple[list[list[str]],
 
 def _figures(methods: Sequence[Method], table: pd.DataFrame, folder: RunFolder) -> list[str]:
     unit, base, task = methods[0].runs[0].unit, base_of(methods), methods[0].task
+    headline = task.headline
     ours, naive = table.iloc[: len(methods)], table.iloc[len(methods) :]
-    best = naive.loc[(task.sign * naive["headline"]).idxmin()] if len(naive) else None
+    best = naive.loc[(headline.sign * naive["headline"]).idxmin()] if len(naive) else None
     level = None
     if best is not None:
         level = (f"{best['method']}: {best['headline']:.4g}", best["headline"])
     together = pd.DataFrame({one.name: _by_round(one) for one in methods})
     pairs = differences(methods, base)
-    title, name, axis = task.word.capitalize(), task.name.capitalize(), task.axis(unit)
-    side = "Right" if task.higher_is_better else "Left"
+    title, name, axis = headline.word.capitalize(), headline.name.capitalize(), headline.axis(unit)
+    side = "Right" if headline.higher_is_better else "Left"
     drawn = [
         (
             "compare_methods",
             f"{title} by method",
             f"{name} over the clients; thin bars: standard deviation over the clients, thick "
-            f"bars: over the seeds. Dashed: the best {task.naive}.",
+            f"bars: over the seeds. Dashed: the best {task.words.naive}.",
             plots.methods(
                 ours["method"], ours["headline"], ours["std_clients"], ours["std_seeds"], level,
                 axis,
@@ -309,14 +311,14 @@ def _figures(methods: Sequence[Method], table: pd.DataFrame, folder: RunFolder) 
             f"over the clients (percentile bootstrap). {side} of the dashed line is better.",
             plots.intervals(
                 [one[0] for one in pairs], [one[1] for one in pairs], methods[base].name, axis,
-                task.sign,
+                headline.sign,
             )
             if pairs
             else None,
         ),
     ]  # fmt: skip
     alt = "; ".join(
-        f"{one.method} {one.headline:.4g} {task.unit_of(unit)}" for one in ours.itertuples()
+        f"{one.method} {one.headline:.4g} {headline.unit_of(unit)}" for one in ours.itertuples()
     )
     said = {"compare_methods": alt, "compare_rounds": f"At the end: {alt}"}
     figures = []
@@ -332,9 +334,9 @@ def _figures(methods: Sequence[Method], table: pd.DataFrame, folder: RunFolder) 
 
 def _by_round(method: Method) -> pd.Series:
     """Headline after each round, mean over the seeds."""
-    task = method.task
-    runs = [task.factor * run.rounds.set_index("round")[task.headline] for run in method.runs]
-    return pd.concat(runs, axis=1).mean(axis=1)
+    headline = method.task.headline
+    runs = [run.rounds.set_index("round")[headline.column] for run in method.runs]
+    return pd.concat([headline.factor * one for one in runs], axis=1).mean(axis=1)
 
 
 def _page(title, methods, rows, header, lines, figures) -> str:

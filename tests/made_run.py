@@ -103,7 +103,7 @@ def make_run(
                 "sampled_s": np.ones(num, bool), "reported_s": present,
                 "attacker_s": np.zeros(num, bool), "steps_s": np.full(num, 10),
                 "finetuned_errors": (),
-                "errors": TASKS[fleet.task].errors(outputs, fleet.test),
+                "errors": TASKS[fleet.task].judge.errors(outputs, fleet.test),
             }  # fmt: skip
             values["errors"] = type(values["errors"])(*map(np.asarray, values["errors"]))
             info = RoundInfo(**values | changes)

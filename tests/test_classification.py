@@ -14,22 +14,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedjax_hk import data, metrics, models
+from fedjax_hk import data, models
 from fedjax_hk import main as main_lib
 from fedjax_hk.models import classifiers
 from fedjax_hk.report import partition_files, plots, summary
-from fedjax_hk.round.training import LOSSES, make_trainer
+from fedjax_hk.round.training import make_trainer
 from fedjax_hk.rules import RULES
 from fedjax_hk.run import loop
 from fedjax_hk.run import prepare as prepare_lib
 from fedjax_hk.settings.config import Config, ConfigError
 from fedjax_hk.store import records, run_folder
 from fedjax_hk.tasks import CLASSIFICATION
+from fedjax_hk.tasks import class_errors as class_errors_lib
 from fedjax_hk.types import Samples
 
 CLASSES = 4
+LOSS = CLASSIFICATION.judge.losses["cross_entropy"]
 pytestmark = pytest.mark.usefixtures("compile_quickly")
-class_errors = jax.jit(metrics.class_errors)
+class_errors = jax.jit(class_errors_lib.class_errors)
 
 
 def random_samples(seed, num=5, width=9):
@@ -85,7 +87,7 @@ def test_outputs_that_are_not_finite_have_no_accuracy():
         assert all(np.isnan(x[2]) for x in found[:3])
         assert np.isfinite(found.accuracy[1])
     with pytest.raises(ValueError, match=r"Expected logits of shape \[N, W, C\]"):
-        metrics.class_errors(logits[:, :8], samples)
+        class_errors_lib.class_errors(logits[:, :8], samples)
 
 
 @given(seed=st.integers(0, 1000))
@@ -93,7 +95,7 @@ def test_cross_entropy_is_optax_and_float64(seed):
     rng = np.random.default_rng(seed)
     logits = (10 * rng.standard_normal((6, CLASSES))).astype(np.float32)
     labels = rng.integers(0, CLASSES, 6)
-    found = LOSSES["cross_entropy"](labels, logits, 0.5)
+    found = LOSS(labels, logits, 0.5)
     one_hot = jnp.asarray(np.eye(CLASSES, dtype=np.float32)[labels])
     expected = optax.losses.softmax_cross_entropy(logits, one_hot)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
@@ -107,11 +109,13 @@ def test_constant_outputs_are_a_dead_network():
     outputs[1, 2, 0] = 2
     mask = np.array([[True] * 3, [True] * 3, [False, False, True], [False] * 3])
     np.testing.assert_array_equal(
-        metrics.constant_clients(outputs, mask), [True, False, False, False]
+        class_errors_lib.constant_clients(outputs, mask), [True, False, False, False]
     )
     mask[1, 2] = False  # the one that differs is padding
     outputs[0, 0, 1] = np.nan
-    np.testing.assert_array_equal(metrics.constant_clients(outputs, mask)[:2], [False, True])
+    np.testing.assert_array_equal(
+        class_errors_lib.constant_clients(outputs, mask)[:2], [False, True]
+    )
 
 
 # Networks
@@ -163,13 +167,13 @@ def test_bytes_reach_users_modules_as_floats():
             self.param("unused", nn.initializers.zeros, ())
             return jnp.stack([x.mean(axis=(1, 2, 3)), x.max(axis=(1, 2, 3))], axis=1)
 
-    model = models.from_flax(Mean(), IMAGES, num_classes=2)
+    model = models.from_flax(Mean(), IMAGES, (2,))
     found = model.apply(model.init(jax.random.key(0)), IMAGES, None)
     floats = IMAGES / 255
     np.testing.assert_allclose(found[:, 0], floats.mean(axis=(1, 2, 3)), rtol=1e-5)
     np.testing.assert_allclose(found[:, 1], floats.max(axis=(1, 2, 3)), rtol=1e-6)
-    with pytest.raises(ValueError, match=r"logits of 3 classes, shape \(3, 3\), got \(3, 2\)"):
-        models.from_flax(Mean(), IMAGES, num_classes=3)
+    with pytest.raises(ValueError, match=r"shape \(3,\) an input, shape \(3, 3\), got \(3, 2\)"):
+        models.from_flax(Mean(), IMAGES, (3,))
 
 
 class Softmax(nn.Module):
@@ -185,8 +189,8 @@ def test_gradient_of_a_client_is_that_of_softmax_regression():
     rng = np.random.default_rng(3)
     inputs = np.zeros((7, 3), np.float32)
     inputs[:5], labels = rng.standard_normal((5, 3)), np.array([0, 3, 3, 1, 2, 0, 0], np.int32)
-    model = models.from_flax(Softmax(), inputs[:2], CLASSES)
-    trainer = make_trainer(model, loss="cross_entropy", batch_size=2)
+    model = models.from_flax(Softmax(), inputs[:2], (CLASSES,))
+    trainer = make_trainer(model, loss=LOSS, batch_size=2)
     params = model.init(jax.random.key(0))
     layer = {k: np.asarray(v, np.float64) for k, v in model.restore(params)["Dense_0"].items()}
     scores = inputs[:5] @ layer["kernel"] + layer["bias"]
@@ -233,7 +237,7 @@ def fleet():
 
 @pytest.fixture(scope="module")
 def prepared(fleet):
-    model = models.from_flax(Softmax(), fleet.train.inputs[0, :2], CLASSES)
+    model = models.from_flax(Softmax(), fleet.train.inputs[0, :2], (CLASSES,))
     return prepare_lib.prepare(CONFIG, fleet, model)
 
 
@@ -334,16 +338,18 @@ def test_picture_says_how_many_and_thins_names():
 def test_troubles_are_said():
     clients = pd.DataFrame({"client": list("abcd"), "accuracy": [np.nan, np.nan, 0.5, 0.5]})
     clients = clients.assign(test_samples=[0, 3, 3, 3], dead=[False, False, True, True])
-    said = " ".join(CLASSIFICATION.troubles(clients))
+    said = " ".join(CLASSIFICATION.words.troubles(clients))
     assert "without a test sample, left out of the means: 1, such as a." in said
     assert "not finite, left out of the means: 1, such as b." in said
     assert "2 clients get one output for all" in said
-    assert CLASSIFICATION.troubles(clients[3:].assign(dead=False)) == []
+    assert CLASSIFICATION.words.troubles(clients[3:].assign(dead=False)) == []
 
 
 def test_nobody_can_be_scored():
     nothing = np.full(3, np.nan)
-    row = CLASSIFICATION.columns(metrics.ClassErrors(nothing, nothing, nothing, np.zeros(3, int)))
+    row = CLASSIFICATION.tables.columns(
+        class_errors_lib.ClassErrors(nothing, nothing, nothing, np.zeros(3, int))
+    )
     assert math.isnan(row["pooled_accuracy"]) and row["unscored_clients"] == 3
 
 
@@ -352,7 +358,7 @@ def test_models_and_settings_that_do_not_fit(fleet):
         nn.Sequential([lambda x: x.reshape(x.shape[0], -1), nn.Dense(1)]),
         fleet.train.inputs[0, :2],
     )
-    with pytest.raises(ValueError, match=r"outputs of shape \(\d+, 4\).*num_classes"):
+    with pytest.raises(ValueError, match=r"outputs of shape \(\d+, 4\).*output_shape=\(4,\)"):
         prepare_lib.prepare(CONFIG, fleet, forecaster)
     with pytest.raises(
         ConfigError, match=r"--samples=readings: the fleet is one of classification"

@@ -491,7 +491,7 @@ def test_what_is_large_is_made_when_asked(federation, fleet):
         found = hk.inner_products(jax.jit(fed.engine.gram, static_argnums=1)(snapshot, name))
         np.testing.assert_allclose(found, expected @ expected.T, rtol=1e-5, atol=1e-9)
     outputs_nw = jax.jit(fed.engine.outputs)(after, few, hparams)
-    errors = TASKS["forecast"].errors(outputs_nw, few.test)
+    errors = TASKS["forecast"].judge.errors(outputs_nw, few.test)
     np.testing.assert_allclose(errors.mae, info.errors.mae, rtol=1e-6)
 
 

@@ -58,11 +58,14 @@ def check(path):
     rounds, clients, task, rule = run.rounds, run.clients, run.task, run.config.rule()
     assert rounds["round"].tolist() == list(range(1, ROUNDS + 1))
     assert len(clients) == CLIENTS
-    errors = [c for curve in task.curves for c in curve.lines.values()]
+    errors = [c for curve in task.words.curves for c in curve.lines.values()]
     finite = rounds[[*errors, "train_loss", "dispersion", "largest_weight", "seconds"]]
     assert np.isfinite(finite.to_numpy()).all()
-    judged = [task.headline, *(c for c in clients if c.startswith(f"{task.headline}_"))]
-    scored = clients[f"test_{task.samples}"] > 0  # a client may be dealt no test sample
+    judged = [
+        task.headline.column,
+        *(c for c in clients if c.startswith(f"{task.headline.column}_")),
+    ]
+    scored = clients[f"test_{task.words.samples_noun}"] > 0  # a client may be dealt no test sample
     assert scored.sum() > 1 and np.isfinite(clients.loc[scored, judged].to_numpy()).all()
     assert not rounds["diverged_clients"].any()
 
@@ -110,7 +113,7 @@ def check_report(path):
     assert files == sorted(f"{name}.{kind}" for name in names for kind in ("png", "svg"))
     assert all((path / "pictures" / name).stat().st_size > 3000 for name in files)
     run = load(path)
-    expected = {*(curve.name for curve in run.task.curves), "errors_against_naive"}
+    expected = {*(curve.name for curve in run.task.words.curves), "errors_against_naive"}
     expected |= {"forecasts"} if run.config.samples == "readings" else {"partition"}
     if run.config.rule().select != "pooled":
         expected |= {"coalition_map", "dissimilarity"}

@@ -1,12 +1,15 @@
 """Who was alone, and whether that says something."""
 
+import itertools
+
 import numpy as np
 import pandas as pd
+import pytest
 
 from fedjax_hk.report import isolated
 from fedjax_hk.tasks import FORECAST
 
-TRAITS = FORECAST.traits
+TRAITS = FORECAST.words.traits
 
 
 def table(use, alone, zeros=0.1, sampled=4):
@@ -57,6 +60,15 @@ def test_p_values_are_uniform_for_clients_picked_blindly():
         values.append(found[0].p_value)
     assert 0.35 < np.mean(values) < 0.65
     assert np.mean(np.array(values) < 0.05) < 0.2
+
+
+def test_p_value_of_few_clients_is_exact():
+    use = np.array([1.0, 2, 4, 8, 16, 32, 64])
+    found = isolated.compare(table(use, [4, 0, 0, 0, 0, 4, 4]), TRAITS)[0]
+    far = isolated.distance_from_middle(use)
+    picked = [far[list(three)].mean() for three in itertools.combinations(range(7), 3)]
+    assert found.distance == pytest.approx(far[[0, 5, 6]].mean())
+    assert found.p_value == pytest.approx(np.mean(np.array(picked) >= found.distance - 1e-12))
 
 
 def test_words_for_nobody_everybody_and_few():

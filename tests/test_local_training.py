@@ -13,8 +13,9 @@ import pytest
 import reference
 
 from fedjax_hk import models
-from fedjax_hk.round.training import ADAM_EPSILON, LOSSES, adam, make_trainer
+from fedjax_hk.round.training import ADAM_EPSILON, adam, make_trainer
 from fedjax_hk.rules.local import OBJECTIVES
+from fedjax_hk.tasks import FORECAST
 from fedjax_hk.types import HParams, Samples
 
 QUICK = {"xla_backend_optimization_level": 0}  # for programs that run once
@@ -105,12 +106,12 @@ def test_equals_a_loop_over_shuffled_batches(objective, samples, tiny_model):
     assert steps == EPOCHS * -(-4 // OBJECTIVES[objective].batches)
 
 
-FORECAST_LOSSES = [name for name in LOSSES if name != "cross_entropy"]
+LOSSES = FORECAST.judge.losses
 
 
-@pytest.mark.parametrize("loss", FORECAST_LOSSES)
+@pytest.mark.parametrize("loss", LOSSES)
 def test_losses_against_loops(loss, samples, tiny_model):
-    trainer = line_trainer(tiny_model("line"), loss=loss)
+    trainer = line_trainer(tiny_model("line"), loss=LOSSES[loss])
     client = one_client(samples, 9)
     result = train(trainer, client, key=5)
     params, value, _ = reference.adam_steps(
@@ -131,7 +132,7 @@ def test_loss_values():
         "huber": [0.195, 0.00125, 0, 0.00125, 0.195],  # quadratic up to 0.1
         "quantile": [0.4, 0.01, 0, 0.04, 1.6],  # too low a forecast costs 4 times as much
     }
-    assert list(expected) == FORECAST_LOSSES
+    assert list(expected) == list(LOSSES)
     targets = error + 0.25
     for name, values in expected.items():
         found = LOSSES[name](targets, jnp.full(5, 0.25), 0.8)
@@ -234,7 +235,7 @@ def test_adapting_is_one_step_on_all_windows(loss, samples, tiny_model):
     windows = list(zip(client.inputs[:9, -1, 0], client.targets[:9], strict=True))
     _, grad = reference.line_loss(START, windows, loss, HPARAMS.quantile)
     for objective in OBJECTIVES:
-        trainer, _ = line_trainer(model, objective=objective, loss=loss)
+        trainer, _ = line_trainer(model, objective=objective, loss=LOSSES[loss])
         adapted = trainer.adapt(START, client, HPARAMS)
         if objective.startswith("perfedavg"):
             np.testing.assert_allclose(adapted, START - HPARAMS.alpha * grad, rtol=1e-5)

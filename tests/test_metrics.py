@@ -15,6 +15,7 @@ from sklearn.metrics import adjusted_rand_score
 
 from fedjax_hk import metrics
 from fedjax_hk.data import Table, build_fleet, synthetic_fleet
+from fedjax_hk.tasks import forecast_errors
 from fedjax_hk.types import Samples
 
 
@@ -45,7 +46,7 @@ def assert_errors(found, row, expected, rtol):
 @pytest.mark.parametrize("seed", range(4))
 def test_client_errors_equal_loops(seed):
     forecast, samples = random_samples(seed)
-    found = jax.jit(metrics.client_errors)(forecast, samples)
+    found = jax.jit(forecast_errors.client_errors)(forecast, samples)
     for row in range(len(forecast)):
         parts = [np.asarray(x[row], float).tolist() for x in (forecast, *samples[1:])]
         assert_errors(found, row, reference.errors(*parts), 2e-6)
@@ -55,10 +56,10 @@ def test_client_errors_equal_loops(seed):
 
 def test_jit_equals_plain_and_padding_has_no_influence():
     forecast, samples = random_samples(0)
-    plain = metrics.client_errors(forecast, samples)
+    plain = forecast_errors.client_errors(forecast, samples)
     pad = ((0, 0), (0, 6))
     wide = Samples(None, *(np.pad(x, pad) for x in samples[1:]))
-    padded = metrics.client_errors(np.pad(forecast, pad, constant_values=np.inf), wide)
+    padded = forecast_errors.client_errors(np.pad(forecast, pad, constant_values=np.inf), wide)
     for a, b in zip(plain, padded, strict=True):
         np.testing.assert_allclose(a, b, 1e-6)
 
@@ -66,8 +67,8 @@ def test_jit_equals_plain_and_padding_has_no_influence():
 def test_batched_over_models():
     forecast, samples = random_samples(0)
     many = jnp.stack([forecast, 2 * forecast])
-    found = jax.vmap(metrics.client_errors, in_axes=(0, None))(many, samples)
-    one = metrics.client_errors(2 * forecast, samples)
+    found = jax.vmap(forecast_errors.client_errors, in_axes=(0, None))(many, samples)
+    one = forecast_errors.client_errors(2 * forecast, samples)
     np.testing.assert_allclose(found.mae_units[1], one.mae_units, 1e-6)
 
 
@@ -78,11 +79,13 @@ def test_a_home_that_uses_nothing_in_the_test_span():
         lives = rng.random(100) * 300
         for scaler in ("minmax", "standard", "robust", "mean"):
             fleet = build_fleet(table_of([empties, lives, np.zeros(100)]), scaler=scaler)
-            found = metrics.client_errors(np.full(fleet.test.mask.shape, 0.5, "f4"), fleet.test)
+            found = forecast_errors.client_errors(
+                np.full(fleet.test.mask.shape, 0.5, "f4"), fleet.test
+            )
             assert np.isfinite(found.mae_units).all() and np.isfinite(found.rmse_units).all()
             np.testing.assert_array_equal(np.isnan(found.wape), [True, False, True])
             np.testing.assert_array_equal(np.isnan(found.accuracy), [True, False, True])
-            naive = metrics.naive_errors(fleet)["yesterday"]
+            naive = forecast_errors.naive_errors(fleet)["yesterday"]
             np.testing.assert_array_equal(np.isnan(naive.wape), [True, False, True])
             counts = metrics.spread(found.accuracy, higher_is_better=True)
             assert counts["num_clients"] == 1 and counts["num_left_out"] == 2
@@ -91,25 +94,25 @@ def test_a_home_that_uses_nothing_in_the_test_span():
 
 def test_perfect_and_useless_forecasts():
     _, samples = random_samples(1)
-    perfect = metrics.client_errors(samples.targets, samples)
+    perfect = forecast_errors.client_errors(samples.targets, samples)
     np.testing.assert_array_equal(perfect.accuracy[1:], 1)
     np.testing.assert_array_equal(perfect.mse[1:], 0)
-    useless = metrics.client_errors(samples.targets + 1e3, samples)
+    useless = forecast_errors.client_errors(samples.targets + 1e3, samples)
     np.testing.assert_array_equal(useless.accuracy[1:], 0)
-    lost = metrics.client_errors(np.full_like(samples.targets, np.nan), samples)
+    lost = forecast_errors.client_errors(np.full_like(samples.targets, np.nan), samples)
     assert np.isnan(lost.mse).all() and np.isnan(lost.accuracy).all()
 
 
 def test_wrong_shape_is_named():
     forecast, samples = random_samples(0)
     with pytest.raises(ValueError, match=r"Expected forecasts.*\(5, 9\), got \(5, 8\)"):
-        metrics.client_errors(forecast[:, :8], samples)
+        forecast_errors.client_errors(forecast[:, :8], samples)
 
 
 @pytest.mark.parametrize("scaler", ["minmax", "window_mean"])
 def test_naive_errors_equal_loops(scaler):
     fleet = build_fleet(synthetic_fleet(12, 300, seed=2), scaler=scaler)
-    found = metrics.naive_errors(fleet)
+    found = forecast_errors.naive_errors(fleet)
     assert list(found) == list(fleet.naive)
     test = fleet.test
     for name, units in fleet.naive.items():
@@ -127,8 +130,8 @@ def test_naive_errors_and_model_errors_speak_of_the_same_units():
     fleet = build_fleet(synthetic_fleet(6, 300))
     units = np.nan_to_num(fleet.naive["train_median"])
     scaled = ((units - fleet.test.shift) / fleet.test.scale).astype(np.float32)
-    model = metrics.client_errors(scaled, fleet.test)
-    naive = metrics.naive_errors(fleet)["train_median"]
+    model = forecast_errors.client_errors(scaled, fleet.test)
+    naive = forecast_errors.naive_errors(fleet)["train_median"]
     for a, b in zip(model, naive, strict=True):
         np.testing.assert_allclose(a, b, 1e-4)
 
@@ -136,7 +139,7 @@ def test_naive_errors_and_model_errors_speak_of_the_same_units():
 def test_dead_clients():
     mask = np.array([[True, True], [True, True], [True, False], [False, False], [True, True]])
     forecast = np.array([[0, 0], [0, 1e-30], [0, 5], [0, 0], [-0.0, np.nan]], np.float32)
-    found = jax.jit(metrics.dead_clients)(forecast, mask)
+    found = jax.jit(forecast_errors.dead_clients)(forecast, mask)
     np.testing.assert_array_equal(found, [True, False, True, False, False])
 
 
@@ -214,7 +217,7 @@ def test_usage_equals_loops():
     values[::3, 1] = 0
     values[50:60, 2] = np.nan
     fleet = build_fleet(table._replace(values_tn=values))
-    mean_n, zero_n = metrics.usage(fleet)
+    mean_n, zero_n = forecast_errors.usage(fleet)
     for i, client in enumerate(fleet.client_ids):
         column = values[:, table.client_ids.index(client)]
         seen = []

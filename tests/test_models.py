@@ -12,6 +12,8 @@ import pytest
 import reference
 
 from fedjax_hk import models
+from fedjax_hk.models import lstm
+from fedjax_hk.models.lstm_kernel import lstm_states
 
 EXAMPLE = jnp.zeros((2, 12, 1))
 quick_jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
@@ -122,7 +124,7 @@ def test_gradient_equals_automatic_differentiation(last_only):
             jax.value_and_grad(lambda w, x: jnp.vdot(states(w, x), toward), argnums=(0, 1))
         )
 
-    value, grads = slope(models.lstm_states)(weights, inputs)
+    value, grads = slope(lstm_states)(weights, inputs)
     expected_value, expected = slope(_scanned)(weights, inputs)
     np.testing.assert_allclose(value, expected_value, rtol=1e-5)
     for actual, wanted in zip(grads, expected, strict=True):
@@ -144,14 +146,12 @@ def test_second_derivatives():
         return quick_jit(jax.vmap(product))
 
     several = np.stack([weights, 0.5 * weights]), np.stack([inputs, inputs[::-1]])
-    assert_close(
-        hessian_vector(models.lstm_states)(*several), hessian_vector(_scanned)(*several), 1e-5
-    )
+    assert_close(hessian_vector(lstm_states)(*several), hessian_vector(_scanned)(*several), 1e-5)
 
 
 def test_dropout_meets_its_rate_and_keeps_the_mean():
     ones = jnp.ones((200, 500))
-    dropped = np.asarray(quick_jit(models.drop, static_argnums=1)(ones, 0.2, jax.random.key(0)))
+    dropped = np.asarray(quick_jit(lstm.drop, static_argnums=1)(ones, 0.2, jax.random.key(0)))
     assert set(np.unique(dropped)) == {np.float32(0), np.float32(1 / 0.8)}
     # Six standard deviations of 100,000 draws.
     assert abs(np.mean(dropped == 0) - 0.2) < 6 * np.sqrt(0.2 * 0.8 / dropped.size)
@@ -160,7 +160,7 @@ def test_dropout_meets_its_rate_and_keeps_the_mean():
 def test_dropout_masks_of_different_keys_are_unrelated():
     keys = jax.random.split(jax.random.key(1), 64)
     ones = jnp.ones((16, 32))
-    drop = quick_jit(jax.vmap(lambda key: models.drop(ones, 0.5, key)))
+    drop = quick_jit(jax.vmap(lambda key: lstm.drop(ones, 0.5, key)))
     masks = np.asarray(drop(keys)).reshape(64, -1) > 0
     assert abs(masks.mean() - 0.5) < 6 * 0.5 / np.sqrt(masks.size)
     agree = (masks[:, None] == masks[None, :]).mean(axis=2)[np.triu_indices(64, 1)]
@@ -272,3 +272,29 @@ def test_running_statistics_are_refused():
 def test_one_output_an_input():
     with pytest.raises(ValueError, match=r"one output an input.*\(2,\).*\(2, 3\)"):
         models.from_flax(nn.Sequential([lambda x: x[:, -1], nn.Dense(3)]), EXAMPLE)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (3, 2), (3, 1)])
+def test_outputs_of_any_shape(shape):
+    size = int(np.prod(shape))
+    module = nn.Sequential([lambda x: x[:, -1], nn.Dense(size), lambda x: x.reshape(-1, *shape)])
+    model = models.from_flax(module, EXAMPLE, shape)
+    params = jnp.ones(model.num_parameters)
+    assert model.apply(params, jnp.ones((5, 12, 1)), None).shape == (5, *shape)
+
+
+def test_axes_of_length_one_do_not_count_and_no_axes_are_swapped():
+    def of(given, expected):
+        size = int(np.prod(given))
+        layers = [lambda x: x[:, -1], nn.Dense(size), lambda x: x.reshape(-1, *given)]
+        return models.from_flax(nn.Sequential(layers), EXAMPLE, expected)
+
+    assert of((3, 1), (1, 3)).num_parameters == 6
+    for given, expected in (((3, 2), (2, 3)), ((6,), (2, 3)), ((3,), ())):
+        with pytest.raises(ValueError, match="change the module's last layer or output_shape"):
+            of(given, expected)
+    with pytest.raises(ValueError, match=r"outputs of shape \(2, 3\) an input, shape \(2, 2, 3\)"):
+        of((3, 2), (2, 3))
+    pooled = nn.Sequential([lambda x: x[:, -1].T, nn.Dense(2)])  # [1, 2]: the batch is gone
+    with pytest.raises(ValueError, match=r"shape \(2,\), got \(1, 2\)"):
+        models.from_flax(pooled, EXAMPLE)

@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from fedjax_hk import data, metrics
+from fedjax_hk import data
 from fedjax_hk.round.state import RoundInfo
 from fedjax_hk.store import records
+from fedjax_hk.tasks import forecast_errors
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +42,7 @@ def info_of(fleet, **changes) -> RoundInfo:
         "attacker_s": np.zeros(4, bool),
         "steps_s": np.array([10, 10, 10, 5], np.int32),
         "finetuned_errors": (),
-        "errors": metrics.client_errors(forecast_nw, fleet.test),
+        "errors": forecast_errors.client_errors(forecast_nw, fleet.test),
     }
     errors = values["errors"]
     values["errors"] = type(errors)(*map(np.asarray, errors))
@@ -169,7 +170,7 @@ def test_table_of_the_clients(fleet):
     assert table["rounds_alone"].tolist() == [0, 0, 0, 0, 0, 2]
     assert table["last_coalition"].tolist() == [names[0], "", "", names[0], "", names[5]]
     assert table["test_windows"].tolist() == fleet.test.mask.sum(axis=1).tolist()
-    naive = metrics.naive_errors(fleet)["yesterday"]
+    naive = forecast_errors.naive_errors(fleet)["yesterday"]
     np.testing.assert_array_equal(table["yesterday_mae_units"], naive.mae_units)
 
 

@@ -17,6 +17,7 @@ from fedjax_hk.report import __main__ as door
 from fedjax_hk.report import build, load, numbers, page, pictures, plots
 from fedjax_hk.settings.config import Config
 from fedjax_hk.store.run_folder import RunFolder, RunFolderError
+from fedjax_hk.tasks import forecast_errors
 from fedjax_hk.types import Excluded
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
@@ -164,9 +165,8 @@ def test_no_naive_forecast(tmp_path):
 def test_forecasts_that_are_not_finite(tmp_path):
     fleet = fleet_of()
     forecast = np.full(fleet.test.targets.shape, np.nan, np.float32)
-    from fedjax_hk import metrics
-
-    errors = metrics.ClientErrors(*map(np.asarray, metrics.client_errors(forecast, fleet.test)))
+    errors = forecast_errors.client_errors(forecast, fleet.test)
+    errors = type(errors)(*map(np.asarray, errors))
     run, text = quick(tmp_path / "run", errors=errors, outputs_nw=forecast)
     assert "No client's errors are finite" in text and "not finite, left out" in text
     assert list(pictures._over_rounds(run)) == [] and list(pictures._errors(run)) == []

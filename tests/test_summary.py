@@ -6,10 +6,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedjax_hk import data, metrics
+from fedjax_hk import data
 from fedjax_hk.report import summary
 from fedjax_hk.settings.config import Config
-from fedjax_hk.tasks import FORECAST
+from fedjax_hk.tasks import FORECAST, forecast_errors
 from fedjax_hk.types import Excluded
 
 
@@ -131,7 +131,7 @@ def clients_table(fleet, mae_units=30.0, **changes):
     table = pd.DataFrame({"client": fleet.client_ids, "mae_units": np.full(num, mae_units)})
     table = table.assign(rmse_units=40.0, accuracy=0.5, mse=0.1, dead=False)
     table = table.assign(rounds_alone=0, rounds_sampled=2)
-    for name, errors in metrics.naive_errors(fleet).items():
+    for name, errors in forecast_errors.naive_errors(fleet).items():
         for field in ("mae_units", "rmse_units", "accuracy", "mse"):
             table[f"{name}_{field}"] = getattr(errors, field)
     return table.assign(**changes)
@@ -155,10 +155,10 @@ def test_summary_of_a_run(fleet):
 
 
 def test_verdict_names_the_best_naive_forecast(fleet):
-    naive = {k: np.nanmean(e.mae_units) for k, e in metrics.naive_errors(fleet).items()}
+    naive = {k: np.nanmean(e.mae_units) for k, e in forecast_errors.naive_errors(fleet).items()}
     best = min(naive, key=naive.get)
     good = summary.summarize(Config(), fleet.unit, rounds_table(), clients_table(fleet, 0.0))
-    assert f"The model beats the best naive forecast ({FORECAST.naive_names[best]})" in good
+    assert f"The model beats the best naive forecast ({FORECAST.words.naive_names[best]})" in good
     assert f"{naive[best]:.3g} L less on average (95 % interval over clients -" in good
     assert "it is better for 6 of 6 clients" in good
     near = clients_table(fleet)

@@ -8,6 +8,7 @@ from made_run import opinions_of
 
 from fedjax_hk import hk
 from fedjax_hk.report import numbers
+from fedjax_hk.tasks import CLASSIFICATION, FORECAST
 
 NUM, LIMIT, STEPS = 8, 0.5, 3
 
@@ -147,7 +148,14 @@ def clients_table(mae, alone):
     ],
 )  # fmt: skip
 def test_telling_clients(mae, alone, expected):
-    assert numbers.telling_clients(clients_table(mae, alone)) == expected
+    assert numbers.telling_clients(clients_table(mae, alone), FORECAST.headline) == expected
+
+
+def test_telling_clients_where_more_is_better():
+    table = clients_table([0.5, 0.9, 0.2], [0, 0, 0]).rename(columns={"mae_units": "accuracy"})
+    assert numbers.telling_clients(table, CLASSIFICATION.headline) == [
+        ("c0", "median accuracy"), ("c2", "smallest accuracy"), ("c1", "largest accuracy")
+    ]  # fmt: skip
 
 
 def test_last_forecasts_break_where_windows_are_missing():

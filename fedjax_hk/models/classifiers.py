@@ -28,14 +28,14 @@ def classifier(example_inputs: Array, num_classes: int, name: str | None = None)
     images = len(shape) == 3 and min(shape[:2]) >= 4
     name = name or ("cnn" if images else "mlp")
     if name == "mlp":
-        return from_flax(MLP(num_classes), example_inputs, num_classes)
+        return from_flax(MLP(num_classes), example_inputs, (num_classes,))
     if not images:
         raise ValueError(
             f"--model={name}: it needs images of 4 x 4 or more, shape (height, width, channels), "
             f"a sample has shape {shape}; use --model=mlp, or --image_shape for flat images."
         )
     channels, dense_neurons = CNN_CHANNELS[name]
-    return from_flax(CNN(num_classes, channels, dense_neurons), example_inputs, num_classes)
+    return from_flax(CNN(num_classes, channels, dense_neurons), example_inputs, (num_classes,))
 
 
 class MLP(nn.Module):

@@ -1,4 +1,4 @@
-"""A `Model` is a few pure functions; any Flax module becomes one. Here: the forecaster."""
+"""A `Model` is a few pure functions; any Flax module becomes one."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from jax.flatten_util import ravel_pytree
 
 from fedjax_hk.types import Array, Params
 
-OUTPUTS = {"relu": nn.relu, "softplus": nn.softplus, "linear": lambda x: x}
-
 
 class Model(NamedTuple):
     """A network without state, as a function of one parameter vector.
@@ -26,12 +24,12 @@ class Model(NamedTuple):
     Attributes:
       init: `key -> [D]` parameters.
       apply: `(params, inputs, dropout_key) -> outputs`, with params `[D]`, inputs
-        `[B, ...]` and outputs `[B]` (logits `[B, C]` of classes); `dropout_key` is None when
-        the model is judged.
+        `[B, ...]` and outputs `[B, ...]`, where what follows B is the task's output shape (see
+        `tasks.Judge`); `dropout_key` is None when the model is judged.
       restore: `[D] -> ` the layers' parameters, as Flax has them.
       leaves: name and size of each of the layers' arrays, in the vector's order.
       layers: name and kind of the layers in forward order, None if unknown. Kinds: `lstm` and
-        `dense` of this module, `linen_dense` and `conv` of Flax; the last one is the output.
+        `dense` of `lstm.py`, `linen_dense` and `conv` of Flax; the last one is the output.
     """
 
     init: Callable[[Array], Array]
@@ -46,24 +44,37 @@ class Model(NamedTuple):
         return sum(size for _, size in self.leaves)
 
 
-def from_flax(module: nn.Module, example_inputs: Array, num_classes: int | None = None) -> Model:
-    """Wraps a Flax (linen) module that maps inputs `[B, ...]` to `[B]` or `[B, 1]`, or with
-    `num_classes` to logits `[B, num_classes]`.
+def from_flax(
+    module: nn.Module, example_inputs: Array, output_shape: tuple[int, ...] = ()
+) -> Model:
+    """Wraps a Flax (linen) module that maps inputs `[B, ...]` to outputs `[B, *output_shape]`.
 
     Bytes (uint8), such as the pixels of an image, reach the module as floats from 0 to 1. A
     module whose `__call__` takes `train` or `deterministic` is told whether it is being
     trained; its random numbers come from the stream `dropout`. An attribute
-    `forward_layers` becomes `Model.layers`.
+    `forward_layers` becomes `Model.layers`. Axes of length one do not count: a module with one
+    output may give `[B, 1]`.
 
     Args:
       module: the network; it may hold parameters and nothing else.
       example_inputs: `[B, ...]`, one batch of inputs, for shapes only.
-      num_classes: C; None for one number an input.
+      output_shape: of one input: () for one number, (C,) for the logits of C classes; what a
+        task expects is its `judge.output_shape`.
 
     Errors: ValueError for a module with other collections than `params` (such as batch
       statistics), or whose output has another shape.
+
+    Examples:
+      >>> import flax.linen as nn
+      >>> import numpy as np
+      >>> readings = np.zeros((2, 12))
+      >>> from_flax(nn.Dense(1), readings).num_parameters
+      13
+      >>> from_flax(nn.Dense(4), readings, output_shape=(4,)).leaves
+      (('bias', 4), ('kernel', 48))
     """
     arguments = inspect.signature(type(module).__call__).parameters
+    output_shape = tuple(output_shape)
 
     def mode(train: bool) -> dict[str, bool]:
         if "train" in arguments:
@@ -88,19 +99,7 @@ def from_flax(module: nn.Module, example_inputs: Array, num_classes: int | None 
         outputs = module.apply(
             variables, _as_floats(inputs), **mode(dropout_key is not None), rngs=rngs
         )
-        batch = inputs.shape[0]
-        if num_classes is not None:
-            if outputs.shape != (batch, num_classes):
-                raise ValueError(
-                    f"Expected logits of {num_classes} classes, shape ({batch}, {num_classes}), "
-                    f"got {outputs.shape}."
-                )
-            return outputs
-        if outputs.size != batch:
-            raise ValueError(
-                f"Expected one output an input, shape ({batch},), got {outputs.shape}."
-            )
-        return outputs.reshape(batch)
+        return _shaped(outputs, inputs.shape[0], output_shape)
 
     def initial(key: Array) -> Array:
         return ravel_pytree(layers(key))[0]
@@ -112,6 +111,22 @@ def from_flax(module: nn.Module, example_inputs: Array, num_classes: int | None 
         for path, leaf in jax.tree_util.tree_flatten_with_path(shapes)[0]
     )
     return Model(initial, apply, restore, leaves, getattr(module, "forward_layers", None))
+
+
+def _shaped(outputs: Array, batch: int, output_shape: tuple[int, ...]) -> Array:
+    """`[batch, *output_shape]`, if the outputs have that shape but for axes of length one."""
+
+    def long_axes(shape):
+        return tuple(length for length in shape if length != 1)
+
+    expected = (batch, *output_shape)
+    if outputs.shape[:1] != (batch,) or long_axes(outputs.shape[1:]) != long_axes(output_shape):
+        kind = f"outputs of shape {output_shape}" if output_shape else "one output"
+        raise ValueError(
+            f"Expected {kind} an input, shape {expected}, got {outputs.shape}; change the module's "
+            "last layer or output_shape."
+        )
+    return outputs.reshape(expected)
 
 
 def _as_floats(inputs: Array) -> Array:
@@ -150,187 +165,3 @@ def alive_params(model: Model, key: Array, inputs: Array) -> Array:
         f"Expected a model that starts alive, got {ALIVE_DRAWS} draws whose output is zero on "
         "the data; use --activation=softplus or another model."
     )
-
-
-def lstm_forecaster(
-    example_inputs: Array,
-    *,
-    neurons: tuple[int, ...] = (32, 16),
-    dense_neurons: int = 8,
-    dropout: float = 0.2,
-    output: str = "relu",
-) -> Model:
-    """The FedHK paper's forecaster: LSTM 32, LSTM 16, Dense 8 ReLU, Dense 1 (Table 3).
-
-    7,633 parameters with one input feature. Dropout follows each LSTM layer.
-
-    Args:
-      example_inputs: `[B, L, F]`, for shapes only.
-      output: last activation, one of `OUTPUTS`. The paper's ReLU can die.
-
-    Source: FedHK paper, section 5.3; Keras initializers (spec A30).
-    """
-    module = LSTMForecaster(tuple(neurons), dense_neurons, dropout, output)
-    return from_flax(module, example_inputs)
-
-
-class LSTMForecaster(nn.Module):
-    """See `lstm_forecaster`. Activations are feature-major, `[features, batch]`: on a CPU
-    the gates are then contiguous row blocks, which is nearly twice as fast."""
-
-    neurons: tuple[int, ...]
-    dense_neurons: int
-    dropout: float
-    output: str
-
-    @property
-    def forward_layers(self) -> tuple[tuple[str, str], ...]:
-        """Name and kind of each layer, see `Model`."""
-        recurrent = [(f"lstm_{index}", "lstm") for index in range(len(self.neurons))]
-        return (*recurrent, ("dense", "dense"), ("output", "dense"))
-
-    @nn.compact
-    def __call__(self, inputs: Array, train: bool = False) -> Array:
-        """Maps `[B, L, F]` to `[B]`."""
-        sequence = jnp.transpose(inputs, (1, 2, 0))
-        for index, neurons in enumerate(self.neurons):
-            sequence = LSTM(neurons, name=f"lstm_{index}")(sequence)
-            if index == len(self.neurons) - 1:
-                sequence = sequence[-1]  # only the last state is read out
-            if train and self.dropout:
-                sequence = drop(sequence, self.dropout, self.make_rng("dropout"))
-        hidden = nn.relu(Dense(self.dense_neurons, name="dense")(sequence))
-        return OUTPUTS[self.output](Dense(1, name="output")(hidden))[0]
-
-
-class Dense(nn.Module):
-    """A dense layer on `[features, batch]`."""
-
-    neurons: int
-
-    @nn.compact
-    def __call__(self, inputs: Array) -> Array:
-        kernel_init = nn.initializers.glorot_uniform(in_axis=-1, out_axis=-2)
-        kernel = self.param("kernel", kernel_init, (self.neurons, inputs.shape[0]))
-        bias = self.param("bias", nn.initializers.zeros, (self.neurons,))
-        return kernel @ inputs + bias[:, None]
-
-
-class LSTM(nn.Module):
-    """One layer on `[L, features, batch]`; returns every hidden state, `[L, neurons, batch]`."""
-
-    neurons: int
-
-    @nn.compact
-    def __call__(self, inputs: Array) -> Array:
-        features, rows = inputs.shape[1], 4 * self.neurons
-        kernel_init = nn.initializers.glorot_uniform(in_axis=-1, out_axis=-2)
-        kernel = self.param("kernel", kernel_init, (rows, features))
-        recurrent = self.param(
-            "recurrent_kernel", nn.initializers.orthogonal(), (rows, self.neurons)
-        )
-        bias = self.param("bias", _forget_one, (rows,))
-        return lstm_states(jnp.concatenate([kernel, recurrent, bias[:, None]], axis=1), inputs)
-
-
-def _forget_one(key: Array, shape: tuple[int], dtype=jnp.float32) -> Array:
-    """Zero biases, one for the forget gate (Keras `unit_forget_bias`)."""
-    del key
-    neurons = shape[0] // 4
-    return jnp.zeros(shape, dtype).at[neurons : 2 * neurons].set(1)
-
-
-def drop(x: Array, rate: float, key: Array) -> Array:
-    """Dropout; the rate is met to 2^-32."""
-    keep = cheap_bits(key, x.shape) >= jnp.uint32(round(rate * 2**32))
-    return jnp.where(keep, x / (1 - rate), 0)
-
-
-def cheap_bits(key: Array, shape: tuple[int, ...]) -> Array:
-    """32 random bits an entry, good enough for dropout masks, at a tenth of threefry's cost.
-
-    Two rounds of multiply and xor-shift on a counter, keyed between them; the constants are
-    those of the integer hash "lowbias32" (Wellons 2018), chosen for low avalanche bias.
-    """
-    words = jax.random.key_data(key).astype(jnp.uint32)
-    counter = jnp.arange(math.prod(shape), dtype=jnp.uint32).reshape(shape)
-    x = counter * jnp.uint32(0x9E3779B9) + words[0]
-    x = (x ^ (x >> 16)) * jnp.uint32(0x21F0AAAD)
-    x = (x ^ words[-1] ^ (x >> 15)) * jnp.uint32(0xD35A2D97)
-    return x ^ (x >> 15)
-
-
-@jax.custom_vjp
-def lstm_states(weights: Array, inputs: Array) -> Array:
-    """Hidden states of an LSTM that starts at zero.
-
-    The backward pass is written out: automatic differentiation stores and adds a weight
-    gradient for every time step, here it is accumulated in the loop.
-
-    Args:
-      weights: `[4U, F + U + 1]` rows input, forget, candidate, output gate; columns
-        input, state, bias.
-      inputs: `[L, F, B]`.
-
-    Returns:
-      `[L, U, B]`.
-    """
-    return _forward(weights, inputs)[0]
-
-
-def _forward(weights: Array, inputs: Array) -> tuple[Array, tuple[Array, ...]]:
-    neurons, batch = weights.shape[0] // 4, inputs.shape[2]
-    ones = jnp.ones((1, batch), inputs.dtype)
-    zeros = jnp.zeros((neurons, batch), inputs.dtype)
-
-    def step(carry, x):
-        h, c = carry
-        z = weights @ jnp.concatenate([x, h, ones])
-        i, f = jax.nn.sigmoid(z[:neurons]), jax.nn.sigmoid(z[neurons : 2 * neurons])
-        g, o = jnp.tanh(z[2 * neurons : 3 * neurons]), jax.nn.sigmoid(z[3 * neurons :])
-        c_next = f * c + i * g
-        squashed = jnp.tanh(c_next)
-        h_next = o * squashed
-        return (h_next, c_next), (h_next, h, c, i, f, g, o, squashed)
-
-    _, (states, *saved) = jax.lax.scan(step, (zeros, zeros), inputs)
-    return states, (weights, inputs, *saved)
-
-
-def _backward(saved: tuple[Array, ...], states_bar: Array) -> tuple[Array, Array]:
-    weights, inputs, h, c, i, f, g, o, squashed = saved
-    neurons, (length, features, batch) = weights.shape[0] // 4, inputs.shape
-    # All that does not depend on the loop is computed before it, for all steps at once; the
-    # barrier keeps XLA from fusing it back into the loop, where it ran 40 % slower (CPU).
-    gate_slopes = jnp.stack(
-        [g * i * (1 - i), c * f * (1 - f), i * (1 - g**2), squashed * o * (1 - o)], axis=1
-    )
-    cell_slope = o * (1 - squashed**2)
-    columns = jnp.concatenate([inputs, h, jnp.ones((length, 1, batch), inputs.dtype)], axis=1)
-    transposed = weights[:, : features + neurons].T
-    gate_slopes, cell_slope, columns, transposed = jax.lax.optimization_barrier(
-        (gate_slopes, cell_slope, columns, transposed)
-    )
-
-    def step(carry, now):
-        h_bar, c_bar, weights_bar = carry
-        state_bar, gate_slope, cell_slope, f, column = now
-        h_bar = h_bar + state_bar
-        c_bar = c_bar + h_bar * cell_slope
-        z_bar = gate_slope * jnp.stack([c_bar, c_bar, c_bar, h_bar])
-        z_bar = z_bar.reshape(4 * neurons, batch)
-        weights_bar = weights_bar + column @ z_bar.T
-        column_bar = transposed @ z_bar
-        return (column_bar[features:], c_bar * f, weights_bar), column_bar[:features]
-
-    zeros = jnp.zeros((neurons, batch), inputs.dtype)
-    (_, _, weights_bar), inputs_bar = jax.lax.scan(
-        step,
-        (zeros, zeros, jnp.zeros_like(weights.T)),
-        (states_bar, gate_slopes, cell_slope, f, columns),
-        reverse=True,
-    )
-    return weights_bar.T, inputs_bar
-
-
-lstm_states.defvjp(_forward, _backward)

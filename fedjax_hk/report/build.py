@@ -64,16 +64,16 @@ def _names(run: RunTables) -> list[str]:
 
 
 def _answer(run: RunTables) -> list[str]:
-    done, planned = len(run.rounds), run.planned_rounds
+    done, planned, headline = len(run.rounds), run.planned_rounds, run.task.headline
     if run.clients is not None:
         first = summary.headline(run.config, run.rounds, run.clients) + "."
         texts = [first, summary.verdict(run.clients, run.unit, run.task)]
     else:
-        last = run.rounds.iloc[-1]
+        value = run.rounds[headline.column].iloc[-1]
         texts = [
-            f"{run.config.agg}, stopped after {done} of {planned} rounds. The {run.task.name} is "
-            f"{run.task.shown(last[run.task.headline], run.unit)} so far; what needs no model is "
-            "compared at the end.",
+            f"{run.config.agg}, stopped after {done} of {planned} rounds. The {headline.name} is "
+            f"{headline.shown(value, run.unit)} so far; what needs no model is compared at the "
+            "end.",
             f"To go on: python -m fedjax_hk.main --resume={run.path}",
         ]
     texts.append(summary.progress(run.rounds, run.unit, run.task))
@@ -81,7 +81,7 @@ def _answer(run: RunTables) -> list[str]:
     rule = run.config.rule()
     if rule.grouping not in NO_OPINIONS and idle and rule.serve == "global":
         texts.append(
-            f"The coalitions did nothing to the {run.task.word}: the grouping changed no round."
+            f"The coalitions did nothing to the {headline.word}: the grouping changed no round."
         )
     return ['<div class="answer">', page.paragraphs(texts), "</div>"]
 
@@ -89,7 +89,7 @@ def _answer(run: RunTables) -> list[str]:
 def _what_was_run(run: RunTables) -> list[str]:
     data, rounds = run.data, run.rounds
     source = f"Data: {data['source']}." if data.get("source") else ""
-    held, samples = "", run.task.samples
+    held, samples = "", run.task.words.samples_noun
     if run.clients is not None:
         train, test = (run.clients[f"{part}_{samples}"] for part in ("train", "test"))
         held = (
@@ -128,7 +128,7 @@ def _errors(run: RunTables) -> list[str]:
         page.paragraphs(
             [
                 "Means over the clients, each client counting once; worst tenth: the mean of the "
-                f"tenth of the clients with {run.task.worst}. {run.task.note}"
+                f"tenth of the clients with {run.task.headline.worst}. {run.task.words.note}"
             ]
         ),
         page.paragraphs(summary.troubles(run.rounds, run.clients, run.task), "note"),
@@ -168,9 +168,9 @@ def _isolated(run: RunTables) -> list[str]:
     if not len(found):
         return [page.heading("Isolated clients"), page.paragraphs([f"{intro}: none."])]
     task = run.task
-    traits = [one for one in task.traits if one.column in found]
+    traits = [one for one in task.words.traits if one.column in found]
     figures = [(one.column, lambda value, one=one: one.shown(value, run.unit)) for one in traits]
-    figures.append((task.headline, lambda value: task.shown(value, run.unit)))
+    figures.append((task.headline.column, lambda value: task.headline.shown(value, run.unit)))
 
     def row(name: str, alone: str, of: pd.Series) -> list[str]:
         shown = [show(of[c]) if np.isfinite(of[c]) else "-" for c, show in figures]
@@ -180,7 +180,7 @@ def _isolated(run: RunTables) -> list[str]:
         row(one["client"], f"{one['rounds_alone']} of {one['rounds_sampled']}", one)
         for _, one in found.head(ROWS_SHOWN).iterrows()
     ]
-    header = ["client", "rounds alone", *(one.words for one in traits), task.short]
+    header = ["client", "rounds alone", *(one.words for one in traits), task.headline.short]
     if len(found) > ROWS_SHOWN:
         intro += f" (the first {ROWS_SHOWN} of {len(found)}; all in clients.csv)"
     others = run.clients.drop(found.index)

@@ -18,6 +18,7 @@ from fedjax_hk import hk
 from fedjax_hk.report.coalition_map import CoalitionMap, coalition_map, pair_limits
 from fedjax_hk.report.isolated import isolated_clients
 from fedjax_hk.rules.groupings import MAX_STEPS, pair_dissimilarity
+from fedjax_hk.tasks import Headline
 
 MAP_CLIENTS = 200  # the map of more clients takes minutes; so many are drawn for it
 NUM_LIMITS = 64
@@ -203,17 +204,21 @@ def _by_similarity(share_nn: np.ndarray) -> np.ndarray:
     return leaves_list(tree)
 
 
-def telling_clients(clients: pd.DataFrame) -> list[tuple[str, str]]:
+def telling_clients(clients: pd.DataFrame, headline: Headline) -> list[tuple[str, str]]:
     """Up to three clients to look at, each with its role: the median one, the worst one, and
     the one most often alone (the best one, where nobody is)."""
-    ranked = clients[np.isfinite(clients["mae_units"])].sort_values("mae_units", kind="stable")
+    ranked = clients[np.isfinite(clients[headline.column])]
+    ranked = ranked.sort_values(
+        headline.column, ascending=not headline.higher_is_better, kind="stable"
+    )
     if not len(ranked):
         return []
     names = ranked["client"].tolist()
-    found = [(names[(len(names) - 1) // 2], "median error"), (names[-1], "largest error")]
+    word, (best, worst) = headline.word, ("smallest", "largest")[:: headline.sign]
+    found = [(names[(len(names) - 1) // 2], f"median {word}"), (names[-1], f"{worst} {word}")]
     alone = isolated_clients(ranked)["client"].tolist()
     nobody = not alone or len(alone) == len(ranked)
-    found.append((names[0], "smallest error") if nobody else (alone[0], "most often alone"))
+    found.append((names[0], f"{best} {word}") if nobody else (alone[0], "most often alone"))
     roles: dict[str, list[str]] = {}
     for name, role in found:
         roles.setdefault(name, []).append(role)

@@ -68,7 +68,7 @@ def _partition(run: RunTables) -> Picture:
 
 def _over_rounds(run: RunTables) -> Iterator[Picture]:
     rounds = run.rounds
-    for curve in run.task.curves:
+    for curve in run.task.words.curves:
         lines = {name: curve.factor * rounds[column] for name, column in curve.lines.items()}
         first = next(iter(lines.values()))
         if first.isna().all():
@@ -91,54 +91,58 @@ def _levels(run: RunTables, curve: Curve) -> dict[str, float]:
     columns = summary.naive_columns(run.clients, run.task, curve.naive)
     means = {name: curve.factor * run.clients[column].mean() for name, column in columns.items()}
     ordered = sorted(means, key=means.get, reverse=curve.higher_is_better)
-    return {f"{run.task.naive_names[name]}: {means[name]:.4g}": means[name] for name in ordered}
+    words = run.task.words.naive_names
+    return {f"{words[name]}: {means[name]:.4g}": means[name] for name in ordered}
 
 
 def _errors(run: RunTables) -> Iterator[Picture]:
-    task = run.task
+    task, headline = run.task, run.task.headline
     best = summary.best_naive(run.clients, task)
     if best is None:
         return
     apart = summary.differences(run.clients, best, task)
-    clients, apart = run.clients[apart.notna()], task.sign * apart[apart.notna()]
+    clients, apart = run.clients[apart.notna()], headline.sign * apart[apart.notna()]
     if not len(clients):
         return
-    name, side = task.naive_names[best], "above" if task.higher_is_better else "below"
+    name, side = task.words.naive_names[best], "above" if headline.higher_is_better else "below"
     alone_n = clients.index.isin(isolated_clients(clients).index)
     alone_n &= not alone_n.all()
     marked = " Triangles: clients that were mostly alone." if alone_n.any() else ""
     yield Picture(
         "errors_against_naive",
-        f"All clients against the best {task.naive}",
-        f"One mark a client; {side} the dashed line the model is better than the {task.naive} "
-        f"({name}).{marked}",
+        f"All clients against the best {task.words.naive}",
+        f"One mark a client; {side} the dashed line the model is better than the "
+        f"{task.words.naive} ({name}).{marked}",
         f"Scatter of {len(clients)} clients; the model is better for {(apart < 0).sum()} of them.",
         plots.errors_against_naive(
-            task.factor * clients[f"{best}_{task.headline}"].to_numpy(),
-            task.factor * clients[task.headline].to_numpy(),
+            headline.factor * clients[f"{best}_{headline.column}"].to_numpy(),
+            headline.factor * clients[headline.column].to_numpy(),
             alone_n,
             name,
-            task.axis(run.unit),
-            task.factor * task.most,
+            headline.axis(run.unit),
+            headline.factor * headline.most,
         ),
     )
 
 
 def _forecasts(run: RunTables) -> Iterator[Picture]:
     best, panels, said = summary.best_naive(run.clients, run.task), [], []
-    mae = run.clients.set_index("client")["mae_units"]
-    for client, role in numbers.telling_clients(run.clients):
+    headline = run.task.headline
+    figure_of = run.clients.set_index("client")[headline.column]
+    for client, role in numbers.telling_clients(run.clients, headline):
         rows = numbers.last_forecasts(run.forecasts, client)
         if not len(rows):
             continue
-        panels.append((f"{plots.plain(client, 16)}: {role} ({mae[client]:.4g})", rows))
-        said.append(f"{client}, {role}, mean absolute error {mae[client]:.4g} {run.unit}")
+        value = figure_of[client]
+        title = f"{plots.plain(client, 16)}: {role} ({headline.factor * value:.4g})"
+        panels.append((title, rows))
+        said.append(f"{client}, {role}, {headline.name} {headline.shown(value, run.unit)}")
     if panels:
         yield Picture(
             "forecasts",
             "Actual against forecast",
-            f"The end of the test span of telling clients; in brackets their mean absolute error "
-            f"in {run.unit}.",
+            f"The end of the test span of telling clients; in brackets their {headline.name} "
+            f"in {headline.unit_of(run.unit)}.",
             "Lines of actual and forecast readings of " + "; ".join(said) + ".",
             plots.forecasts(panels, best, run.unit),
         )

@@ -1,4 +1,4 @@
-"""Pictures of a run, drawn from the numbers of `views.py`.
+"""Pictures of a run, drawn from the numbers of `numbers.py`.
 
 Everything is as wide as a phone's screen, so that text keeps its size there. Colors are
 those of Okabe and Ito (2008), which color-blind people can tell apart; each line differs in
@@ -194,7 +194,7 @@ def forecasts(panels: Sequence[tuple[str, pd.DataFrame]], naive: str | None, uni
     """The paper's Fig. 7: actual against forecast.
 
     Args:
-      panels: title and rows of `views.last_forecasts` of each client.
+      panels: title and rows of `numbers.last_forecasts` of each client.
       naive: column of the naive forecast to show, and its name in words.
     """
     figure, rows = _figure(2.5 * len(panels) + 0.6, len(panels))
@@ -455,7 +455,7 @@ def methods(
         axes.errorbar(means, place - 0.08, xerr=seeds_std, fmt="none", ecolor=NAIVE, lw=2.4,
                       capsize=4, label="std over seeds")  # fmt: skip
     if level:
-        # SideMetric the bars alone: through the names it would strike them out.
+        # Beside the bars alone: through the names it would strike them out.
         axes.vlines(np.full(len(names), level[1]), place - 0.3, place + 0.26, color=NAIVE,
                     linestyles="dashed", lw=1.8, label=_label(level[0]))  # fmt: skip
     # Names stand above their bars: beside them they would take half of a phone's width.

@@ -25,7 +25,7 @@ def task_of(config: Config) -> Task:
 def describe_fleet(fleet: Fleet) -> str:
     """One paragraph on the data."""
     train_n, test_n = fleet.train.mask.sum(axis=1), fleet.test.mask.sum(axis=1)
-    samples = TASKS[fleet.task].samples
+    samples = TASKS[fleet.task].words.samples_noun
     lines = [
         f"Data: {fleet.source}",
         f"  {len(fleet.client_ids)} clients, {np.median(train_n):.0f} training and "
@@ -43,7 +43,7 @@ def round_line(row: dict[str, Any], unit: str, task: Task) -> str:
     sizes = row["coalition_sizes"].split()
     shown = ", ".join(sizes[:4]) + (", ..." if len(sizes) > 4 else "")
     many = "coalition" if len(sizes) == 1 else "coalitions"
-    line = f"{task.line(row, unit)}  "
+    line = f"{task.words.line(row, unit)}  "
     line += f"{len(sizes)} {many} ({shown})" if sizes else "no coalition"
     if row["dead_clients"]:
         line += f"  {row['dead_clients']} dead"
@@ -153,14 +153,14 @@ def headline(config: Config, rounds: pd.DataFrame, clients: pd.DataFrame) -> str
     who = "client" if len(clients) == 1 else "clients"
     return (
         f"{config.agg} after {len(rounds)} {many}, {len(clients)} {who} judged on "
-        f"{task_of(config).judged}"
+        f"{task_of(config).words.judged}"
     )
 
 
 def naive_columns(clients: pd.DataFrame, task: Task, field: str | None = None) -> dict[str, str]:
     """What needs no model and can be made for some client, with its column of a field (of the
     headline if None)."""
-    found = {name: f"{name}_{field or task.headline}" for name in task.naive_names}
+    found = {name: f"{name}_{field or task.headline.column}" for name in task.words.naive_names}
     return {n: c for n, c in found.items() if c in clients and np.isfinite(clients[c]).any()}
 
 
@@ -169,7 +169,7 @@ def best_naive(clients: pd.DataFrame, task: Task) -> str | None:
     columns = naive_columns(clients, task)
     if not columns:
         return None
-    return min(columns, key=lambda name: task.sign * clients[columns[name]].mean())
+    return min(columns, key=lambda name: task.headline.sign * clients[columns[name]].mean())
 
 
 def model_name(config: Config) -> str:
@@ -190,25 +190,25 @@ def error_table(
     unit, task = unit or "units", task_of(config)
     rows = [_error_row(model_name(config), clients, "", task)]
     rows += [
-        _error_row(task.naive_names[name], clients, f"{name}_", task)
+        _error_row(task.words.naive_names[name], clients, f"{name}_", task)
         for name in naive_columns(clients, task)
     ]
-    header = [task.naive_short, task.axis(unit), "std", "median", "worst tenth"]
-    return rows, header + [one.title(unit) for one in task.beside]
+    header = [task.words.naive_short, task.headline.axis(unit), "std", "median", "worst tenth"]
+    return rows, header + [one.title(unit) for one in task.words.side_metrics]
 
 
 def _error_row(label: str, clients: pd.DataFrame, prefix: str, task: Task) -> list[str]:
-    spread = task.spread(task.factor * clients[prefix + task.headline])
+    spread = task.headline.spread(task.headline.factor * clients[prefix + task.headline.column])
     return [
         label,
         *(f"{spread[key]:.4g}" for key in ("mean", "std", "median", "worst_tenth")),
-        *(one.shown(one.value(clients, prefix)) for one in task.beside),
+        *(one.shown(one.value(clients, prefix)) for one in task.words.side_metrics),
     ]
 
 
 def differences(clients: pd.DataFrame, naive: str, task: Task) -> pd.Series:
     """Client by client, the model's headline minus that of one that needs no model."""
-    apart = clients[task.headline] - clients[f"{naive}_{task.headline}"]
+    apart = clients[task.headline.column] - clients[f"{naive}_{task.headline.column}"]
     return apart.replace([np.inf, -np.inf], np.nan)
 
 
@@ -221,20 +221,20 @@ def interval_text(interval: metrics.Interval, unit: str) -> str:
 
 def verdict(clients: pd.DataFrame, unit: str, task: Task) -> str:
     """The model against the best that needs none, client by client."""
-    best, unit = best_naive(clients, task), task.apart_of(unit or "units")
+    best, unit = best_naive(clients, task), task.headline.apart_of(unit or "units")
     if best is None:
         return ""
-    apart = task.factor * differences(clients, best, task)
+    apart = task.headline.factor * differences(clients, best, task)
     if apart.isna().all():
         return "No client's errors are finite: the model cannot be compared."
     found = metrics.bootstrap_interval(apart)
-    better, known = int((task.sign * apart < 0).sum()), int(apart.notna().sum())
-    word = "beats" if task.sign * found.mean < 0 else "does NOT beat"
+    better, known = int((task.headline.sign * apart < 0).sum()), int(apart.notna().sum())
+    word = "beats" if task.headline.sign * found.mean < 0 else "does NOT beat"
     if found.low <= 0 <= found.high:
         word = "cannot be told apart from"
     interval = interval_text(found, unit)
     return (
-        f"The model {word} the best {task.naive} ({task.naive_names[best]}): "
+        f"The model {word} the best {task.words.naive} ({task.words.naive_names[best]}): "
         f"{abs(found.mean):.3g} {unit} {'less' if found.mean < 0 else 'more'} on average"
         f"{f' ({interval}, paired bootstrap)' if interval else ''}; "
         f"it is better for {better} of {known} clients."
@@ -243,14 +243,15 @@ def verdict(clients: pd.DataFrame, unit: str, task: Task) -> str:
 
 def progress(rounds: pd.DataFrame, unit: str, task: Task) -> str:
     """How the headline went over the rounds; empty for a single round."""
-    values = rounds[task.headline]
+    headline = task.headline
+    values = rounds[headline.column]
     if len(rounds) < 2 or values.isna().all():
         return ""
-    best, unit = rounds.loc[(task.sign * values).idxmin()], unit or "units"
+    best, unit = rounds.loc[(headline.sign * values).idxmin()], unit or "units"
     return (
-        f"{task.word.capitalize()} by round: {task.shown(values.iloc[0], unit)} after round 1, "
-        f"{task.shown(values.iloc[-1], unit)} after round {rounds['round'].iloc[-1]}; the best was "
-        f"{task.shown(best[task.headline], unit)} after round {best['round']}."
+        f"{headline.word.capitalize()} by round: {headline.shown(values.iloc[0], unit)} after "
+        f"round 1, {headline.shown(values.iloc[-1], unit)} after round {rounds['round'].iloc[-1]}; "
+        f"the best was {headline.shown(best[headline.column], unit)} after round {best['round']}."
     )
 
 
@@ -261,7 +262,7 @@ def isolated_sentences(
     if config.rule().grouping in NO_OPINIONS or rounds["num_coalitions"].max() < 2:
         return []
     task = task_of(config)
-    return isolated.sentences(clients, unit, task.traits) + _alone_and_error(clients, task)
+    return isolated.sentences(clients, unit, task.words.traits) + _alone_and_error(clients, task)
 
 
 def _alone_and_error(clients: pd.DataFrame, task: Task) -> list[str]:
@@ -271,14 +272,14 @@ def _alone_and_error(clients: pd.DataFrame, task: Task) -> list[str]:
     if best is None or not 0 < alone.sum() < len(clients):
         return []
     known = differences(clients, best, task).notna()
-    naive = clients[f"{best}_{task.headline}"]
+    naive = clients[f"{best}_{task.headline.column}"]
     sides = [known & side for side in (alone, ~alone)]
     if not all(naive[side].sum() > 0 for side in sides):
         return []
-    ratios = [clients[task.headline][side].sum() / naive[side].sum() for side in sides]
+    ratios = [clients[task.headline.column][side].sum() / naive[side].sum() for side in sides]
     return [
-        f"{task.word.capitalize()} over that of the best {task.naive}: {ratios[0]:.2f} for clients "
-        f"that were mostly alone, {ratios[1]:.2f} for the others."
+        f"{task.headline.word.capitalize()} over that of the best {task.words.naive}: "
+        f"{ratios[0]:.2f} for clients that were mostly alone, {ratios[1]:.2f} for the others."
     ]
 
 
@@ -319,7 +320,7 @@ def coalition_sentences(config: Config, rounds: pd.DataFrame) -> list[str]:
 
 def troubles(rounds: pd.DataFrame, clients: pd.DataFrame, task: Task) -> list[str]:
     """What went wrong for some clients, a sentence each."""
-    found = task.troubles(clients)
+    found = task.words.troubles(clients)
     if rounds["diverged_clients"].sum():
         found.append(
             f"Models that were not finite were left out {int(rounds['diverged_clients'].sum())} "
@@ -334,12 +335,13 @@ def what_to_try(config: Config, rounds: pd.DataFrame, clients: pd.DataFrame) -> 
     groups = rule.grouping not in NO_OPINIONS
     if groups and rule.serve == "global" and rounds["changes_nothing"].mean() > 0.5:
         tries += [f"{one}: the grouping changed nothing." for one in grouping_tries(config)]
-    values = task.sign * rounds[task.headline].to_numpy()
+    values = task.headline.sign * rounds[task.headline.column].to_numpy()
     before = values[-1 - max(1, len(values) // 4)] if len(values) > 1 else np.nan
     if values[-1] < before - 0.01 * abs(before):
-        going = "rising" if task.higher_is_better else "falling"
+        going = "rising" if task.headline.higher_is_better else "falling"
         tries.append(
-            f"--rounds={2 * config.rounds} with --resume: the {task.word} was still {going}."
+            f"--rounds={2 * config.rounds} with --resume: the {task.headline.word} was still "
+            f"{going}."
         )
     typical = 1 / max(rounds["clients"].median(), 1)
     if groups and rule.between == "equal" and rounds["largest_weight"].max() > 5 * typical:
@@ -348,12 +350,12 @@ def what_to_try(config: Config, rounds: pd.DataFrame, clients: pd.DataFrame) -> 
             "whole coalition."
         )
     best = best_naive(clients, task)
-    apart = task.sign * differences(clients, best, task).mean() if best else np.nan
+    apart = task.headline.sign * differences(clients, best, task).mean() if best else np.nan
     if best and rule.grouping != "singletons" and not apart < 0:
-        tries.append(f"--agg=local: whether clients that train alone beat the {task.naive}.")
+        tries.append(f"--agg=local: whether clients that train alone beat the {task.words.naive}.")
     if groups:
         tries.append(
             "--agg=fedavg with the same seed, then python -m fedjax_hk.compare RUN RUN: only that "
-            f"says what the coalitions did to the {task.word}."
+            f"says what the coalitions did to the {task.headline.word}."
         )
     return tries

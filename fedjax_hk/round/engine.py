@@ -22,7 +22,7 @@ from fedjax_hk.models import Model
 from fedjax_hk.parallel import default_chunk, map_clients
 from fedjax_hk.round import measures
 from fedjax_hk.round.clients import Clients, empty_memory, kept_by_clients, pooled, remember
-from fedjax_hk.round.judge import Judge
+from fedjax_hk.round.evaluate import Evaluator
 from fedjax_hk.round.server import make_server
 from fedjax_hk.round.state import (
     Aggregate,
@@ -159,7 +159,7 @@ def make_engine(
         min_coalition=min_coalition,
         compared=compared,
     )
-    judge = Judge(model, trainer, personal, mapper)
+    evaluator = Evaluator(model, trainer, personal, mapper)
 
     def init(params: Array) -> RoundState:
         return RoundState(server.init(params, size), empty_memory(kept, params, num_clients))
@@ -195,20 +195,20 @@ def make_engine(
         return memory_n
 
     def tell(after, fleet, draw, upload, local, aggregate, hparams) -> tuple[RoundInfo, Snapshot]:
-        outputs_nw = judge.outputs(after, fleet, hparams)
+        outputs_nw = evaluator.outputs(after, fleet, hparams)
         finetuned: NamedTuple | tuple = ()
         if finetuner is not None:
             keys_n = draw(FINETUNE, fleet.ids_n)
-            tuned_nw = judge.finetuned(finetuner, after, fleet, keys_n, hparams)
-            finetuned = task.errors(tuned_nw, fleet.test)
+            tuned_nw = evaluator.finetuned(finetuner, after, fleet, keys_n, hparams)
+            finetuned = task.judge.errors(tuned_nw, fleet.test)
         spread = (jnp.float32(jnp.nan),) * 2
         if gradient_spread:
-            spread = judge.gradient_spread(after.params, fleet)
+            spread = evaluator.gradient_spread(after.params, fleet)
         info = describe(upload, local, aggregate, server.measure)._replace(
             gradient_spread=spread[0],
             gradient_norm=spread[1],
-            dead_n=task.dead(outputs_nw, fleet.test.mask),
-            errors=task.errors(outputs_nw, fleet.test),
+            dead_n=task.judge.dead(outputs_nw, fleet.test.mask),
+            errors=task.judge.errors(outputs_nw, fleet.test),
             finetuned_errors=finetuned,
         )
         return info, Snapshot(upload.base_sd, upload.sent_sd, upload.present_s)
@@ -221,7 +221,7 @@ def make_engine(
     alone = rule.grouping == "singletons" and rule.serve == "coalition"
     if alone or rule.select == "pooled":
         sent = 0
-    return Engine(init, one_round, judge.outputs, gram, mesh, Traffic(sent, sent))
+    return Engine(init, one_round, evaluator.outputs, gram, mesh, Traffic(sent, sent))
 
 
 def _columns(model: Model, opinion_leaves: str, personal_layers: str) -> tuple[Any, Any]:

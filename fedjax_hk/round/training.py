@@ -5,6 +5,7 @@ Models are vectors of D parameters (see `models.Model`).
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -13,21 +14,11 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_hk.models import Model
-from fedjax_hk.rules.local import OBJECTIVES
-from fedjax_hk.types import Array, HParams, Params
+from fedjax_hk.rules.local import OBJECTIVES, Objective
+from fedjax_hk.tasks import FORECAST, Loss
+from fedjax_hk.types import Array, HParams, Params, Samples
 
 ADAM_EPSILON = 1e-7  # Keras' value; the paper trains with Keras defaults
-
-# Of targets `[B]`, outputs `[B]` (of classes, logits `[B, C]`) and the level; each `[B]`.
-LOSSES: dict[str, Callable[[Array, Array, Array], Array]] = {
-    "mse": lambda y, outputs, q: (y - outputs) ** 2,
-    "mae": lambda y, outputs, q: jnp.abs(y - outputs),
-    "huber": lambda y, outputs, q: optax.losses.huber_loss(y - outputs, delta=0.1),
-    "quantile": lambda y, outputs, q: jnp.maximum(q * (y - outputs), (q - 1) * (y - outputs)),
-    "cross_entropy": lambda y, outputs, q: optax.losses.softmax_cross_entropy_with_integer_labels(
-        outputs, y
-    ),
-}
 
 
 class Batch(NamedTuple):
@@ -49,45 +40,193 @@ class LocalResult(NamedTuple):
     control: Array | tuple = ()
 
 
-class Trainer(NamedTuple):
-    """One client's part of a round, as pure functions for one client.
-
-    Attributes:
-      init_optimizer: `params -> opt_state`.
-      train: `(params, opt_state, samples, key, num_batches, hparams, share=1, correction=0)
-        -> LocalResult`; samples hold `[W, ...]`; `num_batches` is how many batches an epoch
-        runs through, at least those that hold a window of this client (more change nothing);
-        `share` of its steps are done, at least one; `correction` `[D]` is added to every
-        direction (SCAFFOLD's c - c_i).
-      adapt: `(params, samples, hparams) -> params` that the client is judged with.
-      gradient: `(params, samples) -> (loss, grad)` on all of the client's windows.
-      coefficients: `(max_steps, hparams) -> [max_steps + 1]` sum of the coefficients with
-        which the gradients of so many steps enter the model, over the learning rate.
-      epochs: local epochs.
-      batch_size: windows a batch.
-      control: of the objective.
-    """
-
-    init_optimizer: Callable
-    train: Callable[..., LocalResult]
-    adapt: Callable[..., Array]
-    gradient: Callable[..., tuple[Array, Array]]
-    coefficients: Callable[[int, HParams], Array]
-    epochs: int
-    batch_size: int
-    control: str = ""
-
-
 def adam(learning_rate: Array) -> optax.GradientTransformation:
     """The clients' optimizer (paper, Table 3)."""
     return optax.adam(learning_rate, b1=0.9, b2=0.999, eps=ADAM_EPSILON)
+
+
+class _Progress(NamedTuple):
+    """A client in the middle of its steps; `seen` sums gradients for a control variate."""
+
+    params: Array
+    opt_state: optax.OptState
+    total_loss: Array
+    num_steps: Array
+    seen: Array | tuple
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Trainer:
+    """One client's part of a round, as pure functions for one client; see `make_trainer`.
+
+    Samples hold `[W, ...]`, models are `[D]`.
+
+    Attributes:
+      model: the network.
+      objective: how batches become a descent direction.
+      loss: of a batch, one of the task's `judge.losses`.
+      epochs: local epochs.
+      batch_size: windows a batch.
+      optimizer: `learning_rate -> optax transformation`.
+    """
+
+    model: Model
+    objective: Objective
+    loss: Loss
+    epochs: int
+    batch_size: int
+    optimizer: Callable[[Array], optax.GradientTransformation]
+
+    @property
+    def control(self) -> str:
+        """How the client finds its next control variate; empty for objectives without one."""
+        return self.objective.control
+
+    def init_optimizer(self, params: Array) -> optax.OptState:
+        return self.optimizer(0.0).init(params)
+
+    def train(
+        self,
+        params: Array,
+        opt_state: optax.OptState,
+        samples: Samples,
+        key: Array,
+        num_batches: Array,
+        hparams: HParams,
+        share: Array = 1.0,
+        correction: Array = 0.0,
+    ) -> LocalResult:
+        """The client's epochs.
+
+        Args:
+          num_batches: how many batches an epoch runs through, at least those that hold a window
+            of this client (more change nothing).
+          share: of its steps that are done, at least one.
+          correction: `[D]`, added to every direction (SCAFFOLD's c - c_i).
+        """
+        start, per_step = params, self.objective.batches
+        filled = -(-jnp.sum(samples.mask) // self.batch_size)  # batches that hold a window
+        allowed = jnp.ceil(share * (self.epochs * -(-filled // per_step)))
+
+        def epoch(progress: _Progress, epoch_key: Array):
+            shuffled = _shuffle(samples, epoch_key, self.batch_size)
+
+            def step(index, progress: _Progress) -> _Progress:
+                # Objectives that take several batches wrap around at the end of the epoch, so
+                # that none of them is empty.
+                first = index * per_step
+                batches = [
+                    _batch(shuffled, (first + more) % jnp.maximum(filled, 1), self.batch_size)
+                    for more in range(per_step)
+                ]
+                keys = jax.random.split(jax.random.fold_in(epoch_key, index), per_step)
+                value, direction = self._direction(progress.params, start, batches, keys, hparams)
+                used = (first < filled) & (progress.num_steps < allowed)
+                return self._moved(progress, value, direction, used, correction, hparams)
+
+            return jax.lax.fori_loop(0, -(-num_batches // per_step), step, progress), None
+
+        zero = (jnp.zeros((), jnp.float32), jnp.zeros((), jnp.int32))
+        unseen = jnp.zeros_like(start) if self.control == "mean" else ()
+        end, _ = jax.lax.scan(
+            epoch,
+            _Progress(params, opt_state, *zero, unseen),
+            jax.random.split(key, self.epochs),
+        )
+        steps = jnp.maximum(end.num_steps, 1)
+        control = end.seen / steps if self.control == "mean" else ()
+        if self.control == "start":
+            control = self.gradient(start, samples, hparams.quantile)[1]
+        return LocalResult(
+            end.params, end.total_loss / steps, end.opt_state, end.num_steps, control
+        )
+
+    def _direction(self, params, start, batches, keys, hparams) -> tuple[Array, Array]:
+        """Loss, and what the optimizer takes for a gradient."""
+
+        def loss_and_grad(y, batch, step_key):
+            return jax.value_and_grad(self._batch_loss)(y, batch, step_key, hparams.quantile)
+
+        return self.objective.direction(loss_and_grad, params, start, batches, keys, hparams)
+
+    def _moved(self, progress, value, direction, used, correction, hparams) -> _Progress:
+        """After one step; as before where the step is not used."""
+        params, opt_state, total_loss, num_steps, seen = progress
+        if self.control == "mean":
+            seen = seen + jnp.where(used, direction, 0)
+        if self.control:
+            direction = direction + correction
+        updates, next_state = self.optimizer(hparams.learning_rate).update(
+            direction, opt_state, params
+        )
+        params = _where(used, optax.apply_updates(params, updates), params)
+        opt_state = _where(used, next_state, opt_state)
+        total_loss = total_loss + jnp.where(used, value, 0)
+        return _Progress(params, opt_state, total_loss, num_steps + used, seen)
+
+    def _batch_loss(self, params: Array, batch: Batch, key: Array | None, quantile: Array) -> Array:
+        outputs = self.model.apply(params, batch.inputs, key)
+        total = jnp.sum(jnp.where(batch.mask, self.loss(batch.targets, outputs, quantile), 0))
+        return total / jnp.maximum(jnp.sum(batch.mask), 1)
+
+    def gradient(
+        self, params: Array, samples: Samples, quantile: Array = 0.5
+    ) -> tuple[Array, Array]:
+        """Loss and gradient `[D]` on all of the client's windows."""
+        # Batch by batch: all windows at once would leave the cache, at five times the cost.
+        padding = -samples.mask.shape[0] % self.batch_size
+
+        def batches(x):
+            padded = jnp.pad(x, [(0, padding)] + [(0, 0)] * (x.ndim - 1))
+            return padded.reshape(-1, self.batch_size, *x.shape[1:])
+
+        def add(total, batch):
+            count = jnp.sum(batch.mask)
+            part = jax.value_and_grad(self._batch_loss)(params, batch, None, quantile)
+            return jax.tree.map(lambda t, p: t + count * p, total, part), None
+
+        zero = (jnp.zeros((), jnp.float32), jnp.zeros_like(params))
+        batch = Batch(samples.inputs, samples.targets, samples.mask)
+        total, _ = jax.lax.scan(add, zero, jax.tree.map(batches, batch))
+        return jax.tree.map(lambda t: t / jnp.maximum(jnp.sum(samples.mask), 1), total)
+
+    def adapt(self, params: Array, samples: Samples, hparams: HParams) -> Array:
+        """`[D]` that the client is judged with: after one step of its own where the objective
+        looks for a model that adapts."""
+        if not self.objective.adapts:
+            return params
+        _, grad = self.gradient(params, samples, hparams.quantile)
+        return params - hparams.alpha * grad
+
+    def coefficients(self, max_steps: int, hparams: HParams) -> Array:
+        """`[max_steps + 1]` sum of the coefficients with which the gradients of so many steps
+        enter the model, over the learning rate.
+
+        The optimizer is probed with the gradient 1, the objective's own terms included: it gives
+        the closed forms of plain, proximal and momentum steps (spec 3.6).
+        """
+        start, update = jnp.zeros(1), self.optimizer(hparams.learning_rate).update
+        nothing = (None,) * self.objective.batches
+
+        def one(y, batch, key):
+            return jnp.float32(0), jnp.ones_like(y)
+
+        def step(carry, _):
+            params, opt_state = carry
+            _, direction = self.objective.direction(one, params, start, nothing, nothing, hparams)
+            updates, opt_state = update(direction, opt_state, params)
+            params = optax.apply_updates(params, updates)
+            return (params, opt_state), -params[0] / hparams.learning_rate
+
+        _, gone = jax.lax.scan(step, (start, self.init_optimizer(start)), None, length=max_steps)
+        return jnp.concatenate([jnp.zeros(1), gone])
 
 
 def make_trainer(
     model: Model,
     *,
     objective: str = "plain",
-    loss: str = "mse",
+    loss: Loss = FORECAST.judge.losses["mse"],
     epochs: int = 5,
     batch_size: int = 32,
     optimizer: Callable[[Array], optax.GradientTransformation] = adam,
@@ -99,119 +238,11 @@ def make_trainer(
     depends neither on the padding nor on the fleet's longest client.
 
     Args:
-      optimizer: `learning_rate -> optax transformation`.
+      objective: a value of `--local`.
 
     Source: FedHK paper, eq. (1) and section 5.3; spec A25.
     """
-    chosen, penalty = OBJECTIVES[objective], LOSSES[loss]
-
-    def batch_loss(params: Array, batch: Batch, key: Array | None, quantile: Array) -> Array:
-        outputs = model.apply(params, batch.inputs, key)
-        total = jnp.sum(jnp.where(batch.mask, penalty(batch.targets, outputs, quantile), 0))
-        return total / jnp.maximum(jnp.sum(batch.mask), 1)
-
-    def train(
-        params, opt_state, samples, key, num_batches, hparams, share=1.0, correction=0.0
-    ) -> LocalResult:
-        start, update = params, optimizer(hparams.learning_rate).update
-
-        def loss_and_grad(y, batch, step_key):
-            return jax.value_and_grad(batch_loss)(y, batch, step_key, hparams.quantile)
-
-        filled = -(-jnp.sum(samples.mask) // batch_size)  # batches that hold a window
-        allowed = jnp.ceil(share * (epochs * -(-filled // chosen.batches)))
-
-        def step(index, carry, epoch_key, shuffled):
-            params, opt_state, total, count, seen = carry
-            # Objectives that take several batches wrap around at the end of the epoch, so
-            # that none of them is empty.
-            first = index * chosen.batches
-            batches = [
-                _batch(shuffled, (first + offset) % jnp.maximum(filled, 1), batch_size)
-                for offset in range(chosen.batches)
-            ]
-            keys = jax.random.split(jax.random.fold_in(epoch_key, index), chosen.batches)
-            value, direction = chosen.direction(
-                loss_and_grad, params, start, batches, keys, hparams
-            )
-            used = (first < filled) & (count < allowed)
-            if chosen.control == "mean":
-                seen = seen + jnp.where(used, direction, 0)
-            if chosen.control:
-                direction = direction + correction
-            updates, next_state = update(direction, opt_state, params)
-            params = _where(used, optax.apply_updates(params, updates), params)
-            opt_state = _where(used, next_state, opt_state)
-            return params, opt_state, total + jnp.where(used, value, 0), count + used, seen
-
-        def epoch(carry, epoch_key):
-            shuffled = _shuffle(samples, epoch_key, batch_size)
-            steps = -(-num_batches // chosen.batches)
-            return jax.lax.fori_loop(
-                0, steps, lambda index, carry: step(index, carry, epoch_key, shuffled), carry
-            ), None
-
-        zero = (jnp.zeros((), jnp.float32), jnp.zeros((), jnp.int32))
-        unseen = jnp.zeros_like(start) if chosen.control == "mean" else ()
-        (params, opt_state, total, count, seen), _ = jax.lax.scan(
-            epoch, (params, opt_state, *zero, unseen), jax.random.split(key, epochs)
-        )
-        control = ()
-        if chosen.control == "mean":
-            control = seen / jnp.maximum(count, 1)
-        if chosen.control == "start":
-            control = gradient(start, samples, hparams.quantile)[1]
-        return LocalResult(params, total / jnp.maximum(count, 1), opt_state, count, control)
-
-    def gradient(params, samples, quantile=0.5):
-        # Batch by batch: all windows at once would leave the cache, at five times the cost.
-        padding = -samples.mask.shape[0] % batch_size
-
-        def batches(x):
-            padded = jnp.pad(x, [(0, padding)] + [(0, 0)] * (x.ndim - 1))
-            return padded.reshape(-1, batch_size, *x.shape[1:])
-
-        def add(total, batch):
-            count = jnp.sum(batch.mask)
-            part = jax.value_and_grad(batch_loss)(params, batch, None, quantile)
-            return jax.tree.map(lambda t, p: t + count * p, total, part), None
-
-        zero = (jnp.zeros((), jnp.float32), jnp.zeros_like(params))
-        batch = Batch(samples.inputs, samples.targets, samples.mask)
-        total, _ = jax.lax.scan(add, zero, jax.tree.map(batches, batch))
-        return jax.tree.map(lambda t: t / jnp.maximum(jnp.sum(samples.mask), 1), total)
-
-    def adapt(params, samples, hparams):
-        if not chosen.adapts:
-            return params
-        _, grad = gradient(params, samples, hparams.quantile)
-        return params - hparams.alpha * grad
-
-    def coefficients(max_steps, hparams):
-        # The optimizer is probed with the gradient 1, the objective's own terms included: it
-        # gives the closed forms of plain, proximal and momentum steps (spec 3.6).
-        start, update = jnp.zeros(1), optimizer(hparams.learning_rate).update
-
-        def step(carry, _):
-            params, opt_state = carry
-            _, direction = chosen.direction(
-                lambda y, batch, key: (jnp.float32(0), jnp.ones_like(y)),
-                params, start, (None,) * chosen.batches, (None,) * chosen.batches, hparams,
-            )  # fmt: skip
-            updates, opt_state = update(direction, opt_state, params)
-            params = optax.apply_updates(params, updates)
-            return (params, opt_state), -params[0] / hparams.learning_rate
-
-        first = (start, optimizer(0.0).init(start))
-        _, gone = jax.lax.scan(step, first, None, length=max_steps)
-        return jnp.concatenate([jnp.zeros(1), gone])
-
-    def init_optimizer(params):
-        return optimizer(0.0).init(params)
-
-    return Trainer(
-        init_optimizer, train, adapt, gradient, coefficients, epochs, batch_size, chosen.control
-    )
+    return Trainer(model, OBJECTIVES[objective], loss, epochs, batch_size, optimizer)
 
 
 def _where(condition: Array, new: Params, old: Params) -> Params:

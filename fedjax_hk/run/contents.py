@@ -83,8 +83,8 @@ def end(
     Returns:
       `clients.csv` as a table, and the summary.
     """
-    task = TASKS[fleet.task]
-    folder.write_table(task.outputs_name, task.outputs_table(np.asarray(outputs_nw), fleet))
+    tables = TASKS[fleet.task].tables
+    folder.write_table(tables.outputs_name, tables.outputs(np.asarray(outputs_nw), fleet))
     near = _neighborhood(config, info, grams)
     folder.write_arrays(
         "opinions.npz", records.opinion_arrays(round_number, info, fleet, grams, near)

@@ -13,7 +13,6 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fedjax_hk import keys, models, parallel
-from fedjax_hk.models import classifiers
 from fedjax_hk.round import engine as engine_lib
 from fedjax_hk.round.state import FleetArrays, RoundInfo, RoundState, Snapshot
 from fedjax_hk.round.training import make_trainer
@@ -87,7 +86,7 @@ DEFAULT_MODELS: dict[str, Callable[[Config, Fleet, np.ndarray], models.Model]] =
     "forecast": lambda config, fleet, example: models.lstm_forecaster(
         example, dropout=config.dropout, output=config.activation
     ),
-    "classification": lambda config, fleet, example: classifiers.classifier(
+    "classification": lambda config, fleet, example: models.classifier(
         example, len(fleet.classes), config.model
     ),
 }
@@ -112,7 +111,7 @@ def assemble(config: Config, fleet: Fleet, model: models.Model | None = None) ->
         )
     clients_per_round = checks.check_fleet(config, len(fleet.client_ids))
     mesh = make_mesh(config)
-    probe = _probe(fleet)
+    probe, task = _probe(fleet), TASKS[fleet.task]
     model = model or DEFAULT_MODELS[fleet.task](config, fleet, probe[:2])
     _check_outputs(model, fleet, probe[:2])
     rule = config.rule()
@@ -126,7 +125,7 @@ def assemble(config: Config, fleet: Fleet, model: models.Model | None = None) ->
         return make_trainer(
             model,
             objective=objective,
-            loss=config_lib.loss_of(config, fleet.task),
+            loss=task.judge.losses[config_lib.loss_of(config, fleet.task)],
             epochs=epochs,
             batch_size=config.batch_size,
         )
@@ -137,7 +136,7 @@ def assemble(config: Config, fleet: Fleet, model: models.Model | None = None) ->
         model,
         trainer,
         rule,
-        task=TASKS[fleet.task],
+        task=task,
         num_clients=len(fleet.client_ids),
         clients_per_round=clients_per_round,
         settings=settings_of(config),
@@ -189,13 +188,15 @@ def prepare(config: Config, fleet: Fleet, model: models.Model | None = None) -> 
 
 
 def _check_outputs(model: models.Model, fleet: Fleet, example: np.ndarray) -> None:
-    shape = (len(example), len(fleet.classes)) if fleet.classes else (len(example),)
+    output_shape = TASKS[fleet.task].judge.output_shape(fleet)
+    shape = (len(example), *output_shape)
     params = jax.ShapeDtypeStruct((model.num_parameters,), np.float32)
     found = jax.eval_shape(lambda x: model.apply(x, example, None), params).shape
     if found != shape:
         raise ValueError(
             f"Expected a model with outputs of shape {shape} for {len(example)} samples, got "
-            f"{found}; wrap the module with models.from_flax(module, example, num_classes=...)."
+            f"{found}; wrap the module with models.from_flax(module, example, "
+            f"output_shape={output_shape})."
         )
 
 

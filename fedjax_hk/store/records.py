@@ -45,7 +45,7 @@ def round_row(
         "bytes_down": traffic.down * int(info.sampled_s.sum()),
         "bytes_up": traffic.up * int(info.reported_s.sum()),
         "train_loss": float(loss_s.mean()) if len(loss_s) else float("nan"),
-        **TASKS[fleet.task].columns(info.errors),
+        **TASKS[fleet.task].tables.columns(info.errors),
         **_tuned(info, TASKS[fleet.task]),
         "num_coalitions": int(info.num_coalitions),
         "coalition_sizes": " ".join(map(str, coalition_sizes(info.labels_s))),
@@ -81,7 +81,7 @@ def _tuned(info: RoundInfo, task: Task) -> dict[str, float]:
     errors = info.finetuned_errors
     return {
         f"{name}_tuned": metrics.spread(getattr(errors, name))["mean"]
-        for name in task.kept
+        for name in task.tables.kept
         if errors
     }
 
@@ -183,17 +183,17 @@ def client_table(info: RoundInfo, fleet: Fleet, coalitions: pd.DataFrame) -> pd.
     if fleet.planted is not None:
         table["planted_group"] = fleet.planted
     task = TASKS[fleet.task]
-    table[f"train_{task.samples}"] = fleet.train.mask.sum(axis=1)
+    table[f"train_{task.words.samples_noun}"] = fleet.train.mask.sum(axis=1)
     for name, values in info.errors._asdict().items():
         table[name.replace("num_", "test_")] = values
     if info.finetuned_errors:
         for name, values in info.finetuned_errors._asdict().items():
             table[f"{name}_tuned"] = values
-        table = table.drop(columns=f"num_{task.samples}_tuned")
-    for name, errors in task.naive_errors(fleet).items():
-        for field in task.kept:
+        table = table.drop(columns=f"num_{task.words.samples_noun}_tuned")
+    for name, errors in task.judge.naive_errors(fleet).items():
+        for field in task.tables.kept:
             table[f"{name}_{field}"] = getattr(errors, field)
-    for name, values in task.traits_of(fleet).items():
+    for name, values in task.tables.traits_of(fleet).items():
         table[name] = values
     table["dead"] = info.dead_n
     alone = seen[seen["size"] == 1].groupby("client").size()

@@ -3,15 +3,43 @@
 from __future__ import annotations
 
 import numpy as np
+import optax
 import pandas as pd
 
 from fedjax_hk import metrics
 from fedjax_hk.data.samples.labelled import label_counts
-from fedjax_hk.tasks.task import Curve, SideMetric, Task, Trait, mean_of, number, percent, some
+from fedjax_hk.tasks.class_errors import (
+    ClassErrors,
+    class_errors,
+    constant_clients,
+    naive_class_errors,
+)
+from fedjax_hk.tasks.task import (
+    Curve,
+    Headline,
+    Judge,
+    Loss,
+    SideMetric,
+    Tables,
+    Task,
+    Trait,
+    Words,
+    mean_of,
+    number,
+    percent,
+    some,
+)
 from fedjax_hk.types import Fleet
 
+# Of classes `[B]` and logits `[B, C]`; `[B]`.
+LOSSES: dict[str, Loss] = {
+    "cross_entropy": lambda y, outputs, q: optax.losses.softmax_cross_entropy_with_integer_labels(
+        outputs, y
+    ),
+}
 
-def _columns(errors: metrics.ClassErrors) -> dict[str, float]:
+
+def _columns(errors: ClassErrors) -> dict[str, float]:
     """Means over the clients that can be scored, the others are counted; `pooled_accuracy` is
     the share of all test samples, in which large clients count more."""
     accuracy = metrics.spread(errors.accuracy, higher_is_better=True)
@@ -113,77 +141,87 @@ def _troubles(clients: pd.DataFrame) -> list[str]:
 
 
 CLASSIFICATION = Task(
-    errors=metrics.class_errors,
-    dead=metrics.constant_clients,
-    naive_errors=metrics.naive_class_errors,
-    columns=_columns,
-    outputs_name="predictions",
-    outputs_table=prediction_table,
-    traits_of=_traits,
-    traits=(
-        Trait("train_samples", "number of samples", lambda value, unit: f"{value:.4g}"),
-        Trait(
-            "commonest_share",
-            "share of the commonest class",
-            lambda value, unit: f"{100 * value:.3g} %",
-        ),
+    judge=Judge(
+        losses=LOSSES,
+        output_shape=lambda fleet: (len(fleet.classes),),
+        errors=class_errors,
+        dead=constant_clients,
+        naive_errors=naive_class_errors,
     ),
-    headline="accuracy",
-    higher_is_better=True,
-    most=1.0,
-    kept=("accuracy", "balanced_accuracy"),
-    beside=(
-        SideMetric(
-            "balanced_accuracy", lambda unit: "balanced", mean_of("balanced_accuracy"), percent
-        ),
-        SideMetric("pooled_accuracy", lambda unit: "all samples", _pooled_of, percent),
-        SideMetric("loss", lambda unit: "loss", mean_of("loss"), number(".4f")),
+    tables=Tables(
+        columns=_columns,
+        kept=("accuracy", "balanced_accuracy"),
+        outputs_name="predictions",
+        outputs=prediction_table,
+        traits_of=_traits,
     ),
-    curves=(
-        Curve(
-            name="accuracy_per_round",
-            title="Accuracy per round",
-            caption="Share of a client's own test samples that get the right class: mean over the "
-            "clients, median, and mean of the worst tenth; dashed: a guess without a model. "
-            "Higher is better.",
-            lines={
-                "mean over clients": "accuracy",
-                "median client": "accuracy_median",
-                "worst tenth": "accuracy_worst_tenth",
-            },
-            naive="accuracy",
-            factor=100.0,
-            axis=lambda unit: "accuracy, %",
-            higher_is_better=True,
-        ),
-        Curve(
-            name="error_per_round",
-            title="Error per round",
-            caption="Cross-entropy on the clients' own test samples, in nats, mean over the "
-            "clients, and of training on those that took part in the round. Lower is better.",
-            lines={"test samples": "loss", "training samples": "train_loss"},
-            naive="",
-            factor=1.0,
-            axis=lambda unit: "cross-entropy",
-            higher_is_better=False,
-        ),
+    headline=Headline(
+        column="accuracy",
+        higher_is_better=True,
+        most=1.0,
+        factor=100.0,
+        unit_of=lambda unit: "%",
+        apart_of=lambda unit: "points of accuracy",
+        shown=lambda value, unit: f"{100 * value:.1f} %",
+        name="accuracy",
+        short="accuracy",
+        word="accuracy",
+        worst="the lowest accuracy",
     ),
-    samples="samples",
-    judged="their own test samples",
-    naive="guess without a model",
-    naive_short="guess",
-    naive_names={"majority_class": "the client's commonest training class"},
-    name="accuracy",
-    short="accuracy",
-    word="accuracy",
-    worst="the lowest accuracy",
-    note="Balanced: the accuracy in each class that a client has, averaged over these classes. All "
-    "samples: the share of all test samples, in which large clients count more. Loss: "
-    "cross-entropy, in nats.",
-    factor=100.0,
-    unit_of=lambda unit: "%",
-    apart_of=lambda unit: "points of accuracy",
-    shown=lambda value, unit: f"{100 * value:.1f} %",
-    line=_line,
-    troubles=_troubles,
+    words=Words(
+        samples_noun="samples",
+        judged="their own test samples",
+        naive="guess without a model",
+        naive_short="guess",
+        naive_names={"majority_class": "the client's commonest training class"},
+        side_metrics=(
+            SideMetric(
+                "balanced_accuracy", lambda unit: "balanced", mean_of("balanced_accuracy"), percent
+            ),
+            SideMetric("pooled_accuracy", lambda unit: "all samples", _pooled_of, percent),
+            SideMetric("loss", lambda unit: "loss", mean_of("loss"), number(".4f")),
+        ),
+        curves=(
+            Curve(
+                name="accuracy_per_round",
+                title="Accuracy per round",
+                caption="Share of a client's own test samples that get the right class: mean "
+                "over the clients, median, and mean of the worst tenth; dashed: a guess without a "
+                "model. Higher is better.",
+                lines={
+                    "mean over clients": "accuracy",
+                    "median client": "accuracy_median",
+                    "worst tenth": "accuracy_worst_tenth",
+                },
+                naive="accuracy",
+                factor=100.0,
+                axis=lambda unit: "accuracy, %",
+                higher_is_better=True,
+            ),
+            Curve(
+                name="error_per_round",
+                title="Error per round",
+                caption="Cross-entropy on the clients' own test samples, in nats, mean over the "
+                "clients, and of training on those that took part in the round. Lower is better.",
+                lines={"test samples": "loss", "training samples": "train_loss"},
+                naive="",
+                factor=1.0,
+                axis=lambda unit: "cross-entropy",
+                higher_is_better=False,
+            ),
+        ),
+        traits=(
+            Trait("train_samples", "number of samples", lambda value, unit: f"{value:.4g}"),
+            Trait(
+                "commonest_share",
+                "share of the commonest class",
+                lambda value, unit: f"{100 * value:.3g} %",
+            ),
+        ),
+        note="Balanced: the accuracy in each class that a client has, averaged over these "
+        "classes. All samples: the share of all test samples, in which large clients count more. "
+        "Loss: cross-entropy, in nats.",
+        line=_line,
+        troubles=_troubles,
+    ),
 )

@@ -4,15 +4,50 @@ from __future__ import annotations
 
 import math
 
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pandas as pd
 
 from fedjax_hk import metrics
-from fedjax_hk.tasks.task import Curve, SideMetric, Task, Trait, mean_of, number, percent, some
+from fedjax_hk.tasks.forecast_errors import (
+    ClientErrors,
+    client_errors,
+    dead_clients,
+    naive_errors,
+    usage,
+)
+from fedjax_hk.tasks.task import (
+    Curve,
+    Headline,
+    Judge,
+    Loss,
+    SideMetric,
+    Tables,
+    Task,
+    Trait,
+    Words,
+    mean_of,
+    number,
+    percent,
+    some,
+)
 from fedjax_hk.types import Fleet
 
+# One number a sample. The losses here, `forecast_errors` and `forecast_table` rely on it:
+# several horizons or quantiles begin here.
+OUTPUT_SHAPE = ()
 
-def _columns(errors: metrics.ClientErrors) -> dict[str, float]:
+# Of targets and outputs `[B]` and the level of the quantile loss; each gives `[B]`.
+LOSSES: dict[str, Loss] = {
+    "mse": lambda y, outputs, q: (y - outputs) ** 2,
+    "mae": lambda y, outputs, q: jnp.abs(y - outputs),
+    "huber": lambda y, outputs, q: optax.losses.huber_loss(y - outputs, delta=0.1),
+    "quantile": lambda y, outputs, q: jnp.maximum(q * (y - outputs), (q - 1) * (y - outputs)),
+}
+
+
+def _columns(errors: ClientErrors) -> dict[str, float]:
     """Means over the clients that can be scored; the others are counted: in
     `unscored_clients` if a forecast is not finite, in `unscored_accuracy` also if all
     readings are zero."""
@@ -57,7 +92,7 @@ def forecast_table(forecast_nw: np.ndarray, fleet: Fleet) -> pd.DataFrame:
 
 
 def _traits(fleet: Fleet) -> dict[str, np.ndarray]:
-    mean_n, zero_n = metrics.usage(fleet)
+    mean_n, zero_n = usage(fleet)
     return {"mean_units": mean_n, "zero_share": zero_n}
 
 
@@ -86,69 +121,79 @@ def _troubles(clients: pd.DataFrame) -> list[str]:
 
 
 FORECAST = Task(
-    errors=metrics.client_errors,
-    dead=metrics.dead_clients,
-    naive_errors=metrics.naive_errors,
-    columns=_columns,
-    outputs_name="forecasts",
-    outputs_table=forecast_table,
-    traits_of=_traits,
-    traits=(
-        Trait("mean_units", "mean use", lambda value, unit: f"{value:.3g} {unit}"),
-        Trait("zero_share", "share of zeros", lambda value, unit: f"{100 * value:.3g} %"),
+    judge=Judge(
+        losses=LOSSES,
+        output_shape=lambda fleet: OUTPUT_SHAPE,
+        errors=client_errors,
+        dead=dead_clients,
+        naive_errors=naive_errors,
     ),
-    headline="mae_units",
-    higher_is_better=False,
-    most=math.inf,
-    kept=("mae_units", "rmse_units", "accuracy", "mse"),
-    beside=(
-        SideMetric("rmse", lambda unit: f"RMSE {unit}", mean_of("rmse_units"), number(".4g")),
-        SideMetric("accuracy", lambda unit: "accuracy", mean_of("accuracy"), percent),
-        SideMetric("mse_scaled", lambda unit: "MSE scaled", mean_of("mse"), number(".5f")),
+    tables=Tables(
+        columns=_columns,
+        kept=("mae_units", "rmse_units", "accuracy", "mse"),
+        outputs_name="forecasts",
+        outputs=forecast_table,
+        traits_of=_traits,
     ),
-    curves=(
-        Curve(
-            name="error_per_round",
-            title="Error per round",
-            caption="Mean absolute error over the clients after each round, and their median; "
-            "dashed: naive forecasts, which need no model.",
-            lines={"mean over clients": "mae_units", "median client": "mae_units_median"},
-            naive="mae_units",
-            factor=1.0,
-            axis=lambda unit: f"MAE {unit}",
-            higher_is_better=False,
+    headline=Headline(
+        column="mae_units",
+        higher_is_better=False,
+        most=math.inf,
+        factor=1.0,
+        unit_of=lambda unit: unit,
+        apart_of=lambda unit: unit,
+        shown=lambda value, unit: f"{value:.4g} {unit}",
+        name="mean absolute error",
+        short="MAE",
+        word="error",
+        worst="the largest errors",
+    ),
+    words=Words(
+        samples_noun="windows",
+        judged="the last fifth of their readings",
+        naive="naive forecast",
+        naive_short="forecast",
+        naive_names={
+            "yesterday": "the reading before",
+            "last_week": "same time last week",
+            "mean_7_days": "mean of the last 7 days",
+            "train_median": "the client's training median",
+        },
+        side_metrics=(
+            SideMetric("rmse", lambda unit: f"RMSE {unit}", mean_of("rmse_units"), number(".4g")),
+            SideMetric("accuracy", lambda unit: "accuracy", mean_of("accuracy"), percent),
+            SideMetric("mse_scaled", lambda unit: "MSE scaled", mean_of("mse"), number(".5f")),
         ),
-        Curve(
-            name="accuracy_per_round",
-            title="Accuracy per round",
-            caption="Accuracy is 1 minus the sum of absolute errors over the sum of readings, "
-            "not below 0; mean over the clients. Higher is better.",
-            lines={"mean over clients": "accuracy"},
-            naive="accuracy",
-            factor=100.0,
-            axis=lambda unit: "accuracy, %",
-            higher_is_better=True,
+        curves=(
+            Curve(
+                name="error_per_round",
+                title="Error per round",
+                caption="Mean absolute error over the clients after each round, and their median; "
+                "dashed: naive forecasts, which need no model.",
+                lines={"mean over clients": "mae_units", "median client": "mae_units_median"},
+                naive="mae_units",
+                factor=1.0,
+                axis=lambda unit: f"MAE {unit}",
+                higher_is_better=False,
+            ),
+            Curve(
+                name="accuracy_per_round",
+                title="Accuracy per round",
+                caption="Accuracy is 1 minus the sum of absolute errors over the sum of readings, "
+                "not below 0; mean over the clients. Higher is better.",
+                lines={"mean over clients": "accuracy"},
+                naive="accuracy",
+                factor=100.0,
+                axis=lambda unit: "accuracy, %",
+                higher_is_better=True,
+            ),
         ),
+        traits=(
+            Trait("mean_units", "mean use", lambda value, unit: f"{value:.3g} {unit}"),
+            Trait("zero_share", "share of zeros", lambda value, unit: f"{100 * value:.3g} %"),
+        ),
+        note="",
+        line=lambda row, unit: f"MAE {row['mae_units']:.4g} {unit}",
+        troubles=_troubles,
     ),
-    samples="windows",
-    judged="the last fifth of their readings",
-    naive="naive forecast",
-    naive_short="forecast",
-    naive_names={
-        "yesterday": "the reading before",
-        "last_week": "same time last week",
-        "mean_7_days": "mean of the last 7 days",
-        "train_median": "the client's training median",
-    },
-    name="mean absolute error",
-    short="MAE",
-    word="error",
-    worst="the largest errors",
-    note="",
-    factor=1.0,
-    unit_of=lambda unit: unit,
-    apart_of=lambda unit: unit,
-    shown=lambda value, unit: f"{value:.4g} {unit}",
-    line=lambda row, unit: f"MAE {row['mae_units']:.4g} {unit}",
-    troubles=_troubles,
 )

@@ -1,4 +1,4 @@
-"""The record that a task is."""
+"""The records that a task is made of."""
 
 from __future__ import annotations
 
@@ -66,74 +66,77 @@ class Trait(NamedTuple):
     shown: Callable[[float, str], str]
 
 
-class Task(NamedTuple):
-    """How outputs are judged, and how a run speaks of it. Pure functions and words.
+Loss = Callable[[Array, Array, Array], Array]
 
-    A unit is the readings' own, such as "L", and is read by tasks that have one.
+
+class Judge(NamedTuple):
+    """What models are trained towards and judged by; all that the engine reads of a task.
+
+    Outputs are `[N, W, *output_shape]`, as models give them for samples `[N, W]`.
 
     Attributes:
+      losses: the training losses, name to `(targets, outputs, level) -> [B]` for targets `[B]`,
+        outputs `[B, *output_shape]` and the level of the quantile loss; the names are those of
+        `settings.config.LOSSES_OF`.
+      output_shape: `fleet -> ` shape of the outputs for one sample.
       errors: `(outputs_nw, samples) -> ` record of `[N]` errors, the last field how many
-        samples were judged; runs inside jit. Outputs are `[N, W, ...]` as models give them.
+        samples were judged; runs inside jit.
       dead: `(outputs_nw, mask_nw) -> [N]` bool, the outputs look as those of a dead network.
-      naive_errors: `fleet -> {name: errors}` of what needs no model.
-      columns: `errors -> ` what a round's row says of the errors, column to number.
-      outputs_name: file of what was judged, one row a test sample, without `.csv`.
-      outputs_table: `(outputs_nw, fleet) -> ` that table.
-      traits_of: `fleet -> ` what clients are like, column of `clients.csv` to `[N]`.
-      traits: those that clients that were alone are looked at by.
-
-      headline: the figure that models are compared by, a field of the errors.
-      higher_is_better: whether that holds for the headline.
-      most: the largest value that it can take; infinite if there is none.
-      kept: fields of the naive ones' errors that `clients.csv` keeps, the headline first.
-      beside: further figures of tables.
-      curves: pictures over the rounds.
-
-      samples: what samples are called, plural; names columns.
-      judged: what clients are judged on, in words.
-      naive: what needs no model is called, in words; `naive_short`: its place in a table.
-      naive_names: name to words.
-      name: the headline in words; `short`: in a table; `word`: in one word.
-      worst: the headline of the worst clients, in words.
-      note: what the figures of a table mean, a sentence; may be empty.
-      factor: what the headline is multiplied by where it is shown.
-      unit_of: `unit -> ` unit of the headline as it is shown.
-      apart_of: `unit -> ` unit of a difference of two headlines.
-      shown: `(headline, unit) -> ` text.
-      line: `(row, unit) -> ` the errors of a round, for the terminal.
-      troubles: `clients.csv -> ` what went wrong, sentences.
+      naive_errors: `fleet -> {name: errors}` of what needs no model; NumPy.
     """
 
+    losses: Mapping[str, Loss]
+    output_shape: Callable[[Fleet], tuple[int, ...]]
     errors: Callable[[Array, Samples], NamedTuple]
     dead: Callable[[Array, Array], Array]
     naive_errors: Callable[[Fleet], dict[str, NamedTuple]]
+
+
+class Tables(NamedTuple):
+    """What a run folder holds of the errors and outputs.
+
+    Attributes:
+      columns: `errors -> ` what a round's row says of the errors, column to number.
+      kept: fields of the naive ones' and the fine-tuned models' errors that tables keep, the
+        headline first.
+      outputs_name: file of what was judged, one row a test sample, without `.csv`.
+      outputs: `(outputs_nw, fleet) -> ` that table.
+      traits_of: `fleet -> ` what clients are like, column of `clients.csv` to `[N]`.
+    """
+
     columns: Callable[[NamedTuple], dict[str, float]]
+    kept: tuple[str, ...]
     outputs_name: str
-    outputs_table: Callable[[np.ndarray, Fleet], pd.DataFrame]
+    outputs: Callable[[np.ndarray, Fleet], pd.DataFrame]
     traits_of: Callable[[Fleet], dict[str, np.ndarray]]
-    traits: tuple[Trait, ...]
-    headline: str
+
+
+class Headline(NamedTuple):
+    """The figure that models are compared by.
+
+    Attributes:
+      column: of tables, and field of the errors.
+      higher_is_better: whether that holds for it.
+      most: the largest value that it can take; infinite if there is none.
+      factor: what it is multiplied by where it is shown.
+      unit_of: `unit -> ` its unit as it is shown.
+      apart_of: `unit -> ` unit of a difference of two.
+      shown: `(value, unit) -> ` text.
+      name: in words; `short`: in a table; `word`: in one word.
+      worst: that of the worst clients, in words.
+    """
+
+    column: str
     higher_is_better: bool
     most: float
-    kept: tuple[str, ...]
-    beside: tuple[SideMetric, ...]
-    curves: tuple[Curve, ...]
-    samples: str
-    judged: str
-    naive: str
-    naive_short: str
-    naive_names: dict[str, str]
-    name: str
-    short: str
-    word: str
-    worst: str
-    note: str
     factor: float
     unit_of: Callable[[str], str]
     apart_of: Callable[[str], str]
     shown: Callable[[float, str], str]
-    line: Callable[[dict, str], str]
-    troubles: Callable[[pd.DataFrame], list[str]]
+    name: str
+    short: str
+    word: str
+    worst: str
 
     @property
     def sign(self) -> int:
@@ -144,9 +147,56 @@ class Task(NamedTuple):
         """Label of an axis or column with headlines."""
         return f"{self.short} {self.unit_of(unit)}"
 
-    def spread(self, headline_n: Array) -> dict[str, float]:
+    def spread(self, values_n: Array) -> dict[str, float]:
         """`metrics.spread` of headlines."""
-        return metrics.spread(headline_n, higher_is_better=self.higher_is_better)
+        return metrics.spread(values_n, higher_is_better=self.higher_is_better)
+
+
+class Words(NamedTuple):
+    """How reports speak of a task, and what they show beside the headline.
+
+    Attributes:
+      samples_noun: what samples are called, plural; names columns.
+      judged: what clients are judged on, in words.
+      naive: what needs no model is called, in words; `naive_short`: its place in a table.
+      naive_names: name to words.
+      side_metrics: further figures of tables.
+      curves: pictures over the rounds.
+      traits: those that clients that were alone are looked at by.
+      note: what the figures of a table mean, a sentence; may be empty.
+      line: `(row, unit) -> ` the errors of a round, for the terminal.
+      troubles: `clients.csv -> ` what went wrong, sentences.
+    """
+
+    samples_noun: str
+    judged: str
+    naive: str
+    naive_short: str
+    naive_names: dict[str, str]
+    side_metrics: tuple[SideMetric, ...]
+    curves: tuple[Curve, ...]
+    traits: tuple[Trait, ...]
+    note: str
+    line: Callable[[dict, str], str]
+    troubles: Callable[[pd.DataFrame], list[str]]
+
+
+class Task(NamedTuple):
+    """What is learned, in four parts by who reads them. Pure functions and words.
+
+    A unit is the readings' own, such as "L", and is read by tasks that have one.
+
+    Attributes:
+      judge: losses and errors; training and the engine read it.
+      tables: columns and files of a run folder; what writes them reads it.
+      headline: the figure that models are compared by; summaries, pictures and comparisons.
+      words: what reports say and show.
+    """
+
+    judge: Judge
+    tables: Tables
+    headline: Headline
+    words: Words
 
 
 def mean_of(field: str) -> Callable[[pd.DataFrame, str], float]:

@@ -18,7 +18,7 @@ from fedjax_hk.round.training import Trainer
 from fedjax_hk.types import Array, HParams
 
 
-class Judge(NamedTuple):
+class Evaluator(NamedTuple):
     """Outputs of the whole fleet; fixed when the round is compiled.
 
     Attributes:
