@@ -270,7 +270,9 @@ def gram(prepared: Prepared, snapshot: Snapshot, space: str) -> Params:
 def outputs(prepared: Prepared, state: RoundState) -> Array:
     """`[N, W_test, ...]` what the model that everybody is served says of its test samples:
     scaled forecasts, or logits."""
-    return jax.jit(prepared.engine.outputs)(state, prepared.arrays, prepared.hparams)
+    options = engine_lib.compiler_options(prepared.engine.mesh)  # as the round, to the bit
+    program = jax.jit(prepared.engine.outputs, compiler_options=options)
+    return program(state, prepared.arrays, prepared.hparams)
 
 
 def chunks(
