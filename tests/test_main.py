@@ -76,6 +76,7 @@ def parse(*flags: str) -> Config:
         ("--tau=nan", "--tau=nan: give a finite number"),
         ("--epsilon=inf", "--epsilon=inf: give a finite number"),
         ("--rounds=0", "--rounds=0: give 1 or more"),
+        ("--rounds_per_sync=0", "--rounds_per_sync=0: give 1 or more"),
         ("--resume=", "--resume=: give the folder of an earlier run"),
         ("--resume=nowhere", "--resume: nowhere does not exist"),
         ("--data=nowhere.csv", "nowhere.csv"),

@@ -283,9 +283,8 @@ def chunks(
     while done < total:
         count = min(most, total - done)
         start = time.perf_counter()
-        found = jax.block_until_ready(_dispatch(prepared, state, done + 1, count))
+        state, infos, snapshot = jax.block_until_ready(_dispatch(prepared, state, done + 1, count))
         seconds = (time.perf_counter() - start) / count
-        state, infos, snapshot = found
         infos = jax.tree.map(np.asarray, infos)
         each = [jax.tree.map(operator.itemgetter(i), infos) for i in range(count)]
         yield done + 1, Chunk(state, each, snapshot), seconds
