@@ -104,7 +104,7 @@ def config_of(method: str, alpha: str, seed: int, judge: str, numbers: dict) -> 
 
 
 def load_fleets() -> dict[tuple, object]:
-    """Every split, padded to one width, so that one program runs them all."""
+    """Every partition, padded to one width, so that one program runs them all."""
     from fedjax_hk import data
 
     samples = {"digits": data.digits, "mnist5k": data.mnist5k}[FLAGS.task]()
@@ -113,8 +113,8 @@ def load_fleets() -> dict[tuple, object]:
     for alpha in FLAGS.alphas:
         wanted = [(seed, "test") for seed in range(FLAGS.seeds)] + [(0, "validation")]
         for seed, judge in wanted:
-            split = data.Split(num_clients=FLAGS.num_clients, alpha=float(alpha), seed=seed)
-            found[alpha, seed, judge] = data.split_samples(samples[judge], split)
+            partition = data.Partition(num_clients=FLAGS.num_clients, alpha=float(alpha), seed=seed)
+            found[alpha, seed, judge] = data.partition_samples(samples[judge], partition)
     width = {
         part: max(getattr(fleet, part).mask.shape[1] for fleet in found.values())
         for part in ("train", "test")

@@ -32,7 +32,9 @@ def classes_of(num: int = CLIENTS):
         labels[:, None].astype(np.float32), labels, test[:, None].astype(np.float32), test,
         ("cat", HOSTILE, "dog", "owl"), "made-up classes", "0" * 64,
     )  # fmt: skip
-    return data.split_samples(samples, data.Split(num_clients=num, alpha=0.5, min_samples=3))
+    return data.partition_samples(
+        samples, data.Partition(num_clients=num, alpha=0.5, min_samples=3)
+    )
 
 
 def outputs_of(fleet, noise: float, rng) -> np.ndarray:

@@ -31,7 +31,7 @@ def fit(train, scaler):
     return shift, scale if scale > 1e-12 * max(abs(x) for x in known) else 1.0
 
 
-def client_windows(series, lookback, horizon, train_share, scaler, context, fit_all=False):
+def client_windows(series, lookback, horizon, train_share, scaler, fit_all=False):
     """Windows of one client: two lists (train, test) of (inputs, target, scale, shift, t).
 
     Entries of windows with a missing reading are None.
@@ -44,8 +44,6 @@ def client_windows(series, lookback, horizon, train_share, scaler, context, fit_
     for target in range(lookback + horizon - 1, length):
         first = target - horizon - lookback + 1
         inputs = own[first : first + lookback]
-        if target >= num_train and first < num_train and not context:
-            continue
         own_scale = scale
         if scaler == "window_mean" and not any(map(math.isnan, inputs)):
             mean = sum(inputs) / lookback

@@ -231,8 +231,8 @@ CONFIG = Config(
 
 @pytest.fixture(scope="module")
 def fleet():
-    split = data.Split(num_clients=6, alpha=0.3, min_samples=3)
-    return data.split_samples(made_up(), split)
+    partition = data.Partition(num_clients=6, alpha=0.3, min_samples=3)
+    return data.partition_samples(made_up(), partition)
 
 
 @pytest.fixture(scope="module")

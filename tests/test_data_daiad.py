@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from reference_data import longest_rising_length, register_at
 
 from fedjax_hk.data import DataError, build_fleet, read
-from fedjax_hk.data.meters import daiad, registers
+from fedjax_hk.data.meters import daiad_rows, registers
 from fedjax_hk.data.meters.clock import DAY, HOUR, clock
 
 DATA = Path(__file__).parents[2] / "shared" / "data" / "alicante_swm"
@@ -43,10 +43,22 @@ def test_clock_equals_the_zones_of_python(zone, instant):
     assert clock(zone).is_repeated(wall) == (other.utcoffset() != local.utcoffset())
 
 
-def test_the_hour_that_spring_skips_is_read_with_the_offset_before():
-    assert clock("Europe/Madrid").to_utc(np.array([seconds("2015-03-29T02:30")])) == seconds(
-        "2015-03-29T01:30"
-    )
+@pytest.mark.parametrize(
+    ("zone", "skipped", "utc"),
+    [
+        ("Europe/Madrid", "2015-03-29T02:30", "2015-03-29T01:30"),
+        ("Australia/Lord_Howe", "2016-10-02T02:10", "2016-10-01T15:40"),  # half an hour
+        ("America/Sao_Paulo", "2016-10-16T00:00", "2016-10-16T03:00"),  # a midnight
+        ("Pacific/Apia", "2011-12-30T12:00", "2011-12-30T22:00"),  # a day
+    ],
+)
+def test_what_the_clock_skips_is_read_with_the_offset_before(zone, skipped, utc):
+    wall = datetime.datetime.fromisoformat(skipped).replace(tzinfo=ZoneInfo(zone), fold=0)
+    assert wall.timestamp() == seconds(utc)  # as Python's zones do
+    local = np.array([seconds(skipped), seconds("2016-06-01")])
+    found = clock(zone).to_utc(local)
+    assert found[0] == seconds(utc) and clock(zone).to_local(found)[1] == local[1]
+    assert not clock(zone).is_repeated(local).any()
 
 
 def test_days_have_23_24_and_25_hours():
@@ -220,7 +232,7 @@ def test_blocks_and_files_do_not_matter(tmp_path, monkeypatch):
     rows += local_rows("bé", "2016-10-25", 24 * 12, lambda i: 10 * i, minute=55)
     path = write(tmp_path, rows)
     expected = read(path)
-    monkeypatch.setattr(daiad, "_BLOCK", 7000)
+    monkeypatch.setattr(daiad_rows, "_BLOCK", 7000)
     np.testing.assert_array_equal(read(path).values_tn, expected.values_tn)
     assert read(path).client_ids == ("a", "bé")
     # Two files of the same meters, with some rows in both.

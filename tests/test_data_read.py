@@ -256,6 +256,28 @@ def test_parquet_needs_its_package(tmp_path, monkeypatch):
     assert "pip install 'fedjax-hk[parquet]'" in message(tmp_path / "t.parquet")
 
 
+def test_a_format_is_a_class_with_client_ids_and_to_table(tmp_path, monkeypatch):
+    class Doubling:
+        def __init__(self):
+            self.client_ids = ["a", "b", "c"]
+
+        def to_table(self, wanted, resample, zone):
+            assert (resample, zone) == ("daily", "Europe/Madrid")
+            times = np.datetime64("2016-01-01", "s") + np.arange(2) * np.timedelta64(86400, "s")
+            values_tn = np.array([[1.0, 2, 3], [2, 4, 6]])
+            columns = [self.client_ids.index(client) for client in wanted]
+            return Table(times, tuple(wanted), values_tn[:, columns], "L", "doubling", "")
+
+    parsed = lambda files, data_format: ([Doubling()], ["double"])  # noqa: E731
+    monkeypatch.setattr("fedjax_hk.data.meters.reading._parsed", parsed)
+    path = write(tmp_path, "whatever")
+    table = read(path, clients="c,a", resample="daily", timezone="Europe/Madrid")
+    assert table.client_ids == ("c", "a") and table.unit == "L"
+    np.testing.assert_array_equal(table.values_tn, [[3, 1], [6, 2]])
+    said = "table.csv: 2 steps of 1 day from 2016-01-01 to 2016-01-02, 2 of 3 clients; doubling"
+    assert table.source == said
+
+
 # --- several files, coarser steps ----------------------------------------------------------
 
 
@@ -389,7 +411,7 @@ def test_bad_fleets(tmp_path):
 def kept(tmp_path, monkeypatch):
     """A file whose table is kept, and the folder that it is kept in."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("fedjax_hk.data.reading._WORTH_KEEPING", 0)
+    monkeypatch.setattr("fedjax_hk.data.meters.reading._WORTH_KEEPING", 0)
     text = daily({"a": [1.0, np.nan, 3], "b": [4, 5, -6], "c": [7, 7, 8]})
     return write(tmp_path, text), tmp_path / "cache" / "fedjax_hk"
 
@@ -404,7 +426,7 @@ def test_a_kept_table_is_the_same_and_is_used(kept, monkeypatch):
     path, folder = kept
     first = read(path, unit="L")
     assert len(list(folder.iterdir())) == 1
-    monkeypatch.setattr("fedjax_hk.data.reading._read", None)  # nothing is parsed again
+    monkeypatch.setattr("fedjax_hk.data.meters.reading._read", None)  # nothing is parsed again
     same(read(path, unit="L"), first)
     moved = path.rename(folder / path.name)
     same(read(moved, unit="L"), first)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_hk import data
-from fedjax_hk.data import DataError, Split
+from fedjax_hk.data import DataError, Partition
 from fedjax_hk.data.samples import labelled, npz
 from fedjax_hk.data.samples.npz import NAMES
 
@@ -80,16 +80,16 @@ def test_a_file_larger_than_memory(tmp_path, monkeypatch):
     shape = (2**20, 1024, 1024)
     np.lib.format.open_memmap(tmp_path / "x_train.npy", "w+", np.uint8, shape)
     found = data.read_npz(str(tmp_path), max_samples=12)
-    fleet = data.split_samples(found, Split(num_clients=2, min_samples=2))
+    fleet = data.partition_samples(found, Partition(num_clients=2, min_samples=2))
     assert fleet.train.mask.sum() == 12
     assert fleet.train.inputs.shape[2:] == (1024, 1024, 1)
     with pytest.raises(DataError, match=r"GiB, this machine has .*--max_samples"):
-        data.split_samples(data.read_npz(str(tmp_path)), Split(num_clients=2))
+        data.partition_samples(data.read_npz(str(tmp_path)), Partition(num_clients=2))
 
 
 def test_clients_hold_every_sample_once(saved):
     arrays = arrays_of()
-    fleet = data.split_samples(data.read_npz(saved()), Split(num_clients=4))
+    fleet = data.partition_samples(data.read_npz(saved()), Partition(num_clients=4))
     assert fleet.train.inputs.dtype == np.uint8
     assert fleet.client_ids == ("c0", "c1", "c2", "c3")
     for part in ("train", "test"):
@@ -110,9 +110,11 @@ def test_clients_hold_every_sample_once(saved):
         assert (own == counts[client].argmax()).all()
 
 
-def test_digest_of_the_split(saved):
+def test_digest_of_the_partition(saved):
     read = data.read_npz(saved())
-    fleets = [data.split_samples(read, Split(num_clients=4, seed=seed)) for seed in (0, 0, 1)]
+    fleets = [
+        data.partition_samples(read, Partition(num_clients=4, seed=seed)) for seed in (0, 0, 1)
+    ]
     first, again, other = (data.partition_digest(fleet.owners) for fleet in fleets)
     assert first == again != other
 
@@ -126,10 +128,10 @@ def test_labels_may_be_any_whole_numbers(saved):
 
 def test_floats_and_other_whole_numbers(saved):
     arrays = arrays_of(dtype=np.int64)
-    fleet = data.split_samples(data.read_npz(saved(**arrays)), Split(num_clients=2))
+    fleet = data.partition_samples(data.read_npz(saved(**arrays)), Partition(num_clients=2))
     assert fleet.train.inputs.dtype == np.uint8
     arrays = arrays_of(dtype=np.float64)
-    fleet = data.split_samples(data.read_npz(saved(**arrays)), Split(num_clients=2))
+    fleet = data.partition_samples(data.read_npz(saved(**arrays)), Partition(num_clients=2))
     assert fleet.train.inputs.dtype == np.float32
 
 
@@ -171,7 +173,7 @@ HUGE = np.full((60, 5, 4), 1e39)
 )
 def test_wrong_arrays_are_named(changes, said, saved):
     with pytest.raises(DataError, match=said):
-        data.split_samples(data.read_npz(saved(**changes)), Split(num_clients=2))
+        data.partition_samples(data.read_npz(saved(**changes)), Partition(num_clients=2))
 
 
 def test_files_that_are_none(tmp_path, saved):
@@ -245,7 +247,7 @@ def leaf(tmp_path):
 
 
 def test_leaf_keeps_its_clients(leaf):
-    fleet = data.split_samples(data.read_leaf(str(leaf)), Split())
+    fleet = data.partition_samples(data.read_leaf(str(leaf)), Partition())
     assert fleet.client_ids == ("f1", "f2")
     for part, expected in (("train", [user_data(4), user_data(1, 7)]),
                            ("test", [user_data(3, 2), user_data(2, 1)])):  # fmt: skip
@@ -297,7 +299,7 @@ def test_leaf_without_a_folder():
 
 
 def test_classes_of_one_client_are_counted(leaf):
-    fleet = data.split_samples(data.read_leaf(str(leaf)), Split())
+    fleet = data.partition_samples(data.read_leaf(str(leaf)), Partition())
     np.testing.assert_array_equal(labelled.label_counts(fleet.train, 3), [[2, 1, 1], [0, 1, 0]])
 
 
@@ -314,11 +316,13 @@ def test_without_test_samples_a_fifth_of_the_others_is_judged(saved):
     found = data.without_test_samples(whole)
     assert [len(found.y_train), len(found.y_test)] == [48, 12]
     assert np.bincount(found.y_test).tolist() == [4, 4, 4]
-    fleet = data.split_samples(found, Split("iid", num_clients=3, min_samples=1))
-    every = data.split_samples(whole, Split("iid", num_clients=3, min_samples=1))
+    fleet = data.partition_samples(found, Partition("iid", num_clients=3, min_samples=1))
+    every = data.partition_samples(whole, Partition("iid", num_clients=3, min_samples=1))
     assert sorted(rows_of(fleet, "train") + rows_of(fleet, "test")) == rows_of(every, "train")
     assert "test samples put away" in fleet.source
-    again = data.split_samples(data.without_test_samples(whole), Split("iid", 3, min_samples=1))
+    again = data.partition_samples(
+        data.without_test_samples(whole), Partition("iid", 3, min_samples=1)
+    )
     np.testing.assert_array_equal(again.test.inputs, fleet.test.inputs)
 
 
@@ -329,5 +333,5 @@ def test_without_test_samples_clients_keep_their_own(leaf):
     num = np.bincount(whole.owners[0])
     np.testing.assert_array_equal(np.bincount(found.owners[0]) + np.bincount(
         found.owners[1], minlength=len(num)), num)  # fmt: skip
-    fleet = data.split_samples(found, Split())
+    fleet = data.partition_samples(found, Partition())
     assert fleet.test.mask.sum() == len(found.y_test) > 0

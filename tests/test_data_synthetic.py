@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import pytest
 
@@ -88,16 +86,3 @@ def test_small_fleets(num_clients, num_days):
 def test_bad_arguments(arguments):
     with pytest.raises(ValueError, match="Expected num_clients"):
         synthetic_fleet(*arguments)
-
-
-def test_fast_enough():
-    """Generous limits (about 0.02 s and 0.6 s on two idle cores): only a loop would fail."""
-    start = time.perf_counter()
-    synthetic_fleet()
-    made = time.perf_counter()
-    large = synthetic_fleet(1099, 870)
-    cut = time.perf_counter()
-    build_fleet(large)
-    end = time.perf_counter()
-    assert made - start < 2.0
-    assert end - cut < 5.0

@@ -49,13 +49,11 @@ def messy_table(seed, num_days=90, step=DAY, num_clients=6):
     return make_table(list(values.T), step)
 
 
-def check_against_loops(table, fleet, *, lookback, horizon, share, scaler, context, fit_all, week):
+def check_against_loops(table, fleet, *, lookback, horizon, share, scaler, fit_all, week):
     """Every client kept: windows, scales, masks, times and naive forecasts."""
     for row, client in enumerate(fleet.client_ids):
         series = table.values_tn[:, table.client_ids.index(client)].tolist()
-        expected = reference.client_windows(
-            series, lookback, horizon, share, scaler, context, fit_all
-        )
+        expected = reference.client_windows(series, lookback, horizon, share, scaler, fit_all)
         for samples, windows in zip((fleet.train, fleet.test), expected, strict=True):
             mask = np.zeros(samples.mask.shape[1], bool)
             mask[: len(windows)] = [w is not None for w in windows]
@@ -82,10 +80,9 @@ def check_against_loops(table, fleet, *, lookback, horizon, share, scaler, conte
 
 
 @pytest.mark.parametrize("scaler", SCALERS)
-@pytest.mark.parametrize("context", [True, False])
-def test_equals_loops(scaler, context):
+def test_equals_loops(scaler):
     table = messy_table(1)
-    fleet = build_fleet(table, lookback=4, scaler=scaler, test_context=context)
+    fleet = build_fleet(table, lookback=4, scaler=scaler)
     assert len(fleet.client_ids) == 6
     check_against_loops(
         table,
@@ -94,7 +91,6 @@ def test_equals_loops(scaler, context):
         horizon=1,
         share=0.8,
         scaler=scaler,
-        context=context,
         fit_all=False,
         week=7,
     )
@@ -107,10 +103,9 @@ def test_equals_loops(scaler, context):
     horizon=st.integers(1, 9),
     share=st.sampled_from([0.5, 0.7, 0.8]),
     scaler=st.sampled_from(SCALERS),
-    context=st.booleans(),
     fit_all=st.booleans(),
 )
-def test_equals_loops_at_random(seed, lookback, horizon, share, scaler, context, fit_all):
+def test_equals_loops_at_random(seed, lookback, horizon, share, scaler, fit_all):
     table = messy_table(seed, 120)
     fleet = build_fleet(
         table,
@@ -119,7 +114,6 @@ def test_equals_loops_at_random(seed, lookback, horizon, share, scaler, context,
         train_share=share,
         scaler=scaler,
         scaler_fit="all" if fit_all else "train",
-        test_context=context,
     )
     check_against_loops(
         table,
@@ -128,7 +122,6 @@ def test_equals_loops_at_random(seed, lookback, horizon, share, scaler, context,
         horizon=horizon,
         share=share,
         scaler=scaler,
-        context=context,
         fit_all=fit_all,
         week=7,
     )
@@ -144,7 +137,6 @@ def test_a_week_is_counted_in_steps():
         horizon=1,
         share=0.8,
         scaler="minmax",
-        context=True,
         fit_all=False,
         week=28,
     )
@@ -167,7 +159,6 @@ def test_two_years_of_days_give_the_counts_of_the_paper():
     assert fleet.test.mask.shape == (1, 146) and fleet.test.mask.all()
     assert fleet.test_times[0, 0] == table.times[584]
     assert fleet.test_times[0, -1] == table.times[729]
-    assert build_fleet(table, test_context=False).test.mask.shape == (1, 134)
 
 
 def test_shapes_and_kinds():

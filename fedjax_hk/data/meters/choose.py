@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedjax_hk.data.errors import DataError
+from fedjax_hk.data.errors import DataError, first_reasons
 from fedjax_hk.data.meters.clock import DAY
 from fedjax_hk.data.meters.reshape import keep_clients
 from fedjax_hk.data.table import Table
@@ -52,11 +52,10 @@ def choose_clients(table: Table, active_factor: float = 0, min_days: int = 0) ->
         excluded.append(Excluded(table.client_ids[i], reason))
     counts = len(count_n), int(active_n.sum()), int((active_n & enough_n).sum())
     if not counts[2]:
-        shown = "\n".join(f"  {e.client}: {e.reason}" for e in excluded[:10])
         raise DataError(
             f"--active_factor={active_factor:g} and --min_days={min_days} leave none of the "
             f"{counts[0]} clients of {table.source}: {counts[1]} use enough, {counts[2]} of them "
-            f"for long enough. Lower them.\n{shown}"
+            f"for long enough. Lower them.{first_reasons(excluded)}"
         )
     notes = [table.source]
     if active_factor:

@@ -2,48 +2,50 @@
 
 from __future__ import annotations
 
-import functools
-from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
 import numpy as np
+import pandas as pd
 
 from fedjax_hk.data.errors import DataError
 
 DAY, HOUR = 86400, 3600
 STEPS = {"hourly": HOUR, "daily": DAY, "weekly": 7 * DAY}  # seconds of a period
 _MONDAY = 4 * DAY  # 1970-01-05, the first Monday of the epoch
-_YEARS = 1970, 2101
 
 
 class Clock(NamedTuple):
-    """Offsets of a zone in seconds, piece by piece; all times are seconds since 1970.
+    """The wall clock of `zone`; all times are whole seconds since 1970, `[R]` int64.
 
-    Attributes:
-      change_k: `[K]` UTC instants at which the offset changes.
-      offset_k: `[K + 1]` offset before the first change and after each.
+    pandas before 3 knows a zone's changes until 2037.
     """
 
-    change_k: np.ndarray
-    offset_k: np.ndarray
+    zone: str
 
     def to_utc(self, local: np.ndarray, second: np.ndarray | bool = False) -> np.ndarray:
         """UTC of wall clock times; `second` takes the later of a repeated hour's two."""
-        before, after = self.offset_k[:-1], self.offset_k[1:]
-        latest = np.searchsorted(self.change_k + np.maximum(before, after), local, "right")
-        earliest = np.searchsorted(self.change_k + np.minimum(before, after), local, "right")
-        # A time that the spring's change skips is read with the offset before it.
-        repeated = (earliest > latest) & (self.offset_k[earliest] < self.offset_k[latest])
-        return local - self.offset_k[np.where(repeated & second, earliest, latest)]
+        wall = _times(local)
+        first = np.broadcast_to(np.logical_not(second), local.shape)
+        utc = wall.tz_localize(self.zone, ambiguous=first, nonexistent="NaT")
+        skipped = np.flatnonzero(utc.isna())
+        found = _seconds(utc)
+        if len(skipped):
+            # A time that the spring's change skips is read with the offset before it.
+            before = wall[skipped].tz_localize(self.zone, nonexistent="shift_backward")
+            offset = _seconds(before.tz_localize(None)) - _seconds(before)
+            found[skipped] = local[skipped] - offset
+        return found
 
     def is_repeated(self, local: np.ndarray) -> np.ndarray:
         """Whether the wall clock shows these times twice."""
-        return self.to_utc(local, True) != self.to_utc(local, False)
+        # Times that spring skips are moved, so only those shown twice become none.
+        choices = {"ambiguous": "NaT", "nonexistent": "shift_forward"}
+        return _times(local).tz_localize(self.zone, **choices).isna()
 
     def to_local(self, utc: np.ndarray) -> np.ndarray:
         """Wall clock times of UTC."""
-        return utc + self.offset_k[np.searchsorted(self.change_k, utc, "right")]
+        return _seconds(_times(utc).tz_localize("UTC").tz_convert(self.zone).tz_localize(None))
 
     def edges(self, every: str, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
         """Where periods begin and end, so that they cover [first, last] in UTC.
@@ -57,41 +59,42 @@ class Clock(NamedTuple):
             name = np.arange(first // step, -(-last // step) + 1) * step
             return name, name[:-1]
         origin = _MONDAY if every == "weekly" else 0
-        low, high = (int(self.to_local(np.array([t]))[0]) - origin for t in (first, last))
+        low, high = self.to_local(np.array([first, last])) - origin
         name = np.arange(low // step, -(-high // step) + 1) * step + origin
         return self.to_utc(name), name[:-1]
 
 
-@functools.cache
 def clock(zone: str) -> Clock:
     """The clock of a zone such as "Europe/Madrid"; "" is UTC.
 
     Errors: DataError if there is no such zone.
     """
-    if not zone:
-        return Clock(np.zeros(0, np.int64), np.zeros(1, np.int64))
     try:
-        info = ZoneInfo(zone)
+        return Clock(ZoneInfo(zone or "UTC").key)
     except (KeyError, ValueError, OSError):  # not found; a path; a folder of zones
         raise DataError(
             f"--timezone={zone}: there is no such zone; write it like Europe/Madrid."
         ) from None
-    changes, offsets = [], [_offset(info, datetime(_YEARS[0], 1, 1, tzinfo=UTC))]
-    day = datetime(_YEARS[0], 1, 1, tzinfo=UTC)
-    while day.year < _YEARS[1]:
-        if _offset(info, day + timedelta(days=10)) != offsets[-1]:
-            low, high = day, day + timedelta(days=10)
-            while high - low > timedelta(seconds=1):
-                middle = low + timedelta(seconds=(high - low) // timedelta(seconds=2))
-                if _offset(info, middle) == offsets[-1]:
-                    low = middle
-                else:
-                    high = middle
-            changes.append(int(high.timestamp()))
-            offsets.append(_offset(info, high))
-        day += timedelta(days=10)
-    return Clock(np.array(changes, np.int64), np.array(offsets, np.int64))
 
 
-def _offset(zone: ZoneInfo, utc: datetime) -> int:
-    return int(utc.astimezone(zone).utcoffset().total_seconds())
+def time_in_words(seconds: int) -> str:
+    """An instant as "2016-01-31T13:05:00"."""
+    return str(np.datetime64(int(seconds), "s"))
+
+
+def step_in_words(step: int | np.timedelta64) -> str:
+    """A step, of seconds if it is a number, as "1 day" or "30 minutes"."""
+    seconds = int(np.timedelta64(step, "s").astype(np.int64))
+    sizes = {"day": DAY, "hour": HOUR, "minute": 60, "second": 1}
+    unit = next(unit for unit, size in sizes.items() if seconds % size == 0)
+    many = seconds // sizes[unit]
+    return f"{many} {unit}{'s' if many > 1 else ''}"
+
+
+def _times(seconds: np.ndarray) -> pd.DatetimeIndex:
+    return pd.DatetimeIndex(seconds.astype("datetime64[s]"))
+
+
+def _seconds(times: pd.DatetimeIndex) -> np.ndarray:
+    """Of times with a zone: in UTC."""
+    return times.asi8.copy()

@@ -11,10 +11,12 @@ import numpy as np
 
 from fedjax_hk.data.errors import DataError
 from fedjax_hk.data.meters import cache as cache_lib
-from fedjax_hk.data.meters import daiad, reshape
+from fedjax_hk.data.meters import daiad, daiad_rows, reshape
+from fedjax_hk.data.meters.clock import step_in_words
 from fedjax_hk.data.meters.columns import select_clients
 from fedjax_hk.data.meters.files import PARQUET, File, examine, unpacked
 from fedjax_hk.data.meters.long import Long, find_columns
+from fedjax_hk.data.meters.reader import Reader
 from fedjax_hk.data.meters.sheet import parse
 from fedjax_hk.data.meters.wide import Wide
 from fedjax_hk.data.table import Table
@@ -40,7 +42,7 @@ def read(
     Args:
       paths: one file, several with commas between, or a sequence of them. A client that is
         in several files gets the readings of all.
-      data_format: "daiad" (raw registers of DAIAD water meters, see `daiad.py`), "wide"
+      data_format: "daiad" (raw registers of DAIAD water meters, see `daiad_rows.py`), "wide"
         (time, then one column a client), "long" (client, time, value) or "auto", which
         looks at each file.
       clients: whom to read; see `columns.select_clients`.
@@ -111,24 +113,19 @@ def _read(files, data_format, clients, unit, resample, timezone) -> Table:
     for part, name in zip(parts, names, strict=True):
         here = set(part.client_ids)
         own = [client for client in wanted if client in here]
-        if not own:
-            continue
-        if isinstance(part, daiad.Meters):
-            table = part.to_table(own, resample, timezone)
-        else:
-            table = part.to_table(own)
-            table = reshape.resampled(table, resample, timezone) if resample else table
-        tables.append(table)
-        table_names.append(name)
+        if own:
+            tables.append(part.to_table(own, resample, timezone))
+            table_names.append(name)
     unit = unit or next((table.unit for table in tables if table.unit), "")
     table = reshape.joined(tables, table_names)
     order = {client: i for i, client in enumerate(table.client_ids)}
     table = _in_order(table, [order[client] for client in wanted if client in order])
     table = reshape.without_twins(table)
     first, last = np.datetime_as_string(table.times[[0, -1]], unit="auto")
+    step = step_in_words(table.times[1] - table.times[0])
     described = (
-        f"{shown}: {len(table.times)} steps of {_in_words(table.times[1] - table.times[0])} from "
-        f"{first} to {last}, {len(table.client_ids)} of {len(every_id)} clients"
+        f"{shown}: {len(table.times)} steps of {step} from {first} to {last}, "
+        f"{len(table.client_ids)} of {len(every_id)} clients"
     )
     digests = [file.digest for file in files]
     joint = hashlib.sha256("\n".join(digests).encode()).hexdigest()
@@ -159,10 +156,11 @@ def _in_order(table: Table, columns: list[int]) -> Table:
     )
 
 
-def _parsed(files: list[File], data_format: str):
+def _parsed(files: list[File], data_format: str) -> tuple[list[Reader], list[str]]:
     """What the files hold: all raw meters together, then each table; and their names."""
     raw = [f for f in files if data_format == "daiad" or _is_daiad(f, data_format)]
-    parts, names = [], []
+    parts: list[Reader] = []
+    names = []
     if raw:
         parts.append(daiad.Meters(raw))
         names.append(" and ".join(file.path.name for file in raw))
@@ -187,13 +185,6 @@ def _is_daiad(file: File, data_format: str) -> bool:
         return False
     lines = start.split(b"\n")[:3]
     # Bytes that are no text are named when the whole file is read.
-    return daiad.looks_like([line.decode("utf-8", "replace").lstrip("\ufeff") for line in lines])
-
-
-def _in_words(step: np.timedelta64) -> str:
-    """A step as "1 day" or "30 minutes"."""
-    seconds = int(step / np.timedelta64(1, "s"))
-    sizes = {"day": 86400, "hour": 3600, "minute": 60, "second": 1}
-    unit = next(unit for unit, size in sizes.items() if seconds % size == 0)
-    many = seconds // sizes[unit]
-    return f"{many} {unit}{'s' if many > 1 else ''}"
+    return daiad_rows.looks_like(
+        [line.decode("utf-8", "replace").lstrip("\ufeff") for line in lines]
+    )

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_hk.data.errors import DataError
+from fedjax_hk.data.meters.clock import step_in_words
 
 # A time may lie this share of a step off the grid: a local midnight is one hour of 24
 # off in summer. Farther off, it is no longer clear which step a reading belongs to.
@@ -56,19 +57,19 @@ def regular_grid(
     step = median_step(distance)
     slot_t, off_t = slots((times - times[0]).astype(np.int64), step)
     wrong = np.flatnonzero((off_t > OFF_GRID * step) | (np.diff(slot_t, prepend=-1) == 0))
-    step_name = str(np.timedelta64(step, "s").astype(object))
     if len(wrong):
         raise DataError(
             f"{path}, row {row_t[wrong[0]]}: {times[wrong[0]]} does not lie on the grid of steps "
-            f"of {step_name} (the median) from {times[0]} ({len(wrong)} such rows). Resample "
-            "the readings to one step."
+            f"of {step_in_words(step)} (the median) from {times[0]} ({len(wrong)} such rows). "
+            "Resample the readings to one step."
         )
     num_slots = int(slot_t[-1]) + 1
     if num_slots > MOSTLY_GAPS * len(times) + 1000:
         widest = distance.argmax()
         raise DataError(
             f"{path}, rows {row_t[widest]} and {row_t[widest + 1]}: from {times[widest]} to "
-            f"{times[widest + 1]} there is no row, at steps of {step_name}. Correct the date."
+            f"{times[widest + 1]} there is no row, at steps of {step_in_words(step)}. "
+            "Correct the date."
         )
     if off_t.any():
         notes.append(f"{np.count_nonzero(off_t)} times moved by up to {off_t.max()} s to the grid")

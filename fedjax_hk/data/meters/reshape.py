@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
-from fedjax_hk.data.errors import DataError
-from fedjax_hk.data.meters.clock import DAY, STEPS, clock
+from fedjax_hk.data.errors import DataError, first_reasons
+from fedjax_hk.data.meters.clock import DAY, STEPS, clock, step_in_words
 from fedjax_hk.data.table import Table
 from fedjax_hk.types import Excluded
 
@@ -22,19 +24,18 @@ def resampled(table: Table, every: str, zone: str) -> Table:
     A period is missing if one of its readings is. Weeks begin on Monday.
 
     Args:
-      every: "hourly", "daily" or "weekly".
+      every: "hourly", "daily" or "weekly"; "" leaves the table as it is.
       zone: whose calendar it is if the table's times are UTC; "" takes them as they are.
 
     Errors: DataError if the readings are coarser than the period, or do not divide it.
     """
     step = int((table.times[1] - table.times[0]).astype(np.int64))
-    if step == STEPS[every]:
+    if not every or step == STEPS[every]:
         return table
     if step > STEPS[every] or STEPS[every] % step:
-        known = str(np.timedelta64(step, "s").astype(object))
         raise DataError(
-            f"--resample={every}: {table.source} has steps of {known}, which do not add up to "
-            "such periods. Choose a coarser one or leave it out."
+            f"--resample={every}: {table.source} has steps of {step_in_words(step)}, which do not "
+            "add up to such periods. Choose a coarser one or leave it out."
         )
     time_t = table.times.astype(np.int64)
     # Days are the calendar's own already, whatever the clocks do.
@@ -71,52 +72,61 @@ def joined(tables: list[Table], names: list[str]) -> Table:
     """
     if len(tables) == 1:
         return tables[0]
-    step = tables[0].times[1] - tables[0].times[0]
-    start = min(t.times[0] for t in tables)
+    times = _common_grid(tables, names)
+    ids = list(dict.fromkeys(client for table in tables for client in table.client_ids))
+    column = {client: i for i, client in enumerate(ids)}
+    values_tn, filled_tn = (np.full((len(times), len(ids)), np.nan) for _ in range(2))
+    excluded = {one.client: one for table in tables for one in table.excluded}
+    for table, name in zip(tables, names, strict=True):
+        rows = np.searchsorted(times, table.times)
+        place = np.ix_(rows, [column[client] for client in table.client_ids])
+        excluded |= {one.client: one for one in _differing(values_tn[place], table, name)}
+        filled = table.values_tn if table.filled_tn is None else table.filled_tn
+        for whole_tn, own_tn in ((values_tn, table.values_tn), (filled_tn, filled)):
+            whole_tn[place] = np.where(np.isnan(whole_tn[place]), own_tn, whole_tn[place])
+    keep = [i for i, client in enumerate(ids) if client not in excluded]
+    if not keep:
+        reasons = first_reasons(list(excluded.values()))
+        raise DataError(f"No client of {', '.join(names)} can be used.{reasons}")
+    sources = [f"{name}: {t.source}" for t, name in zip(tables, names, strict=True) if t.source]
+    return tables[0]._replace(
+        times=times,
+        client_ids=tuple(ids[i] for i in keep),
+        values_tn=values_tn[:, keep],
+        source="; ".join(sources),
+        excluded=tuple(excluded.values()),
+        filled_tn=None if all(t.filled_tn is None for t in tables) else filled_tn[:, keep],
+    )
+
+
+def _common_grid(tables: list[Table], names: list[str]) -> np.ndarray:
+    """The times that all tables lie on, from the first to the last of them.
+
+    Errors: DataError if steps differ or do not meet.
+    """
+    first = tables[0].times
+    start, step = min(table.times[0] for table in tables), first[1] - first[0]
     for table, name in zip(tables, names, strict=True):
         own = table.times[1] - table.times[0]
         if own != step or (table.times[0] - start) % step:
             raise DataError(
-                f"{name} has steps of {own.astype(object)} from {table.times[0]}, {names[0]} "
-                f"steps of {step.astype(object)} from {tables[0].times[0]}, which are no common "
-                "grid. Give --resample, or read them apart."
+                f"{name} has steps of {step_in_words(own)} from {table.times[0]}, {names[0]} "
+                f"steps of {step_in_words(step)} from {first[0]}, which are no common grid. "
+                "Give --resample, or read them apart."
             )
-    num_times = int((max(t.times[-1] for t in tables) - start) / step) + 1
-    ids = list(dict.fromkeys(c for t in tables for c in t.client_ids))
-    column = {client: i for i, client in enumerate(ids)}
-    values_tn, filled_tn = (np.full((num_times, len(ids)), np.nan) for _ in range(2))
-    excluded = {e.client: e for t in tables for e in t.excluded}
-    for table, name in zip(tables, names, strict=True):
-        first = int((table.times[0] - start) / step)
-        place = np.ix_(
-            range(first, first + len(table.times)), [column[c] for c in table.client_ids]
+    return np.arange(start, max(table.times[-1] for table in tables) + step, step)
+
+
+def _differing(before_tn: np.ndarray, table: Table, name: str) -> Iterator[Excluded]:
+    """Clients whose readings are others than the files before have, `[T, N]` as the table's."""
+    differs_tn = np.abs(before_tn - table.values_tn) > 1e-6
+    for i in np.flatnonzero(differs_tn.any(axis=0)):
+        at = differs_tn[:, i].argmax()
+        yield Excluded(
+            table.client_ids[i],
+            f"at {table.times[at]} {name} has {table.values_tn[at, i]:g} and another file "
+            f"{before_tn[at, i]:g}; give one of them, or name the clients apart",
         )
-        before_tn = values_tn[place]
-        for i in np.flatnonzero((np.abs(before_tn - table.values_tn) > 1e-6).any(axis=0)):
-            client = table.client_ids[i]
-            at = (np.abs(before_tn[:, i] - table.values_tn[:, i]) > 1e-6).argmax()
-            excluded[client] = Excluded(
-                client,
-                f"at {table.times[at]} {name} has {table.values_tn[at, i]:g} and another file "
-                f"{before_tn[at, i]:g}; give one of them, or name the clients apart",
-            )
-        values_tn[place] = np.where(np.isnan(before_tn), table.values_tn, before_tn)
-        filled = table.values_tn if table.filled_tn is None else table.filled_tn
-        filled_tn[place] = np.where(np.isnan(filled_tn[place]), filled, filled_tn[place])
-    keep = [i for i, client in enumerate(ids) if client not in excluded]
-    if not keep:
-        reasons = "\n".join(f"  {e.client}: {e.reason}" for e in list(excluded.values())[:10])
-        raise DataError(f"No client of {', '.join(names)} can be used.\n{reasons}")
-    return tables[0]._replace(
-        times=start + np.arange(num_times) * step,
-        client_ids=tuple(ids[i] for i in keep),
-        values_tn=values_tn[:, keep],
-        source="; ".join(
-            f"{name}: {t.source}" for t, name in zip(tables, names, strict=True) if t.source
-        ),
-        excluded=tuple(excluded.values()),
-        filled_tn=None if all(t.filled_tn is None for t in tables) else filled_tn[:, keep],
-    )
 
 
 def without_twins(table: Table) -> Table:

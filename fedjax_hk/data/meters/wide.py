@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedjax_hk.data.errors import DataError
+from fedjax_hk.data.errors import DataError, first_reasons
 from fedjax_hk.data.meters.regular import regular_grid
+from fedjax_hk.data.meters.reshape import resampled
 from fedjax_hk.data.meters.sheet import Sheet, numbers_of, times_of
 from fedjax_hk.data.table import Table
 from fedjax_hk.types import Excluded
@@ -18,10 +19,10 @@ class Wide:
         self._sheet = sheet
         self.client_ids = sheet.header[1:]
 
-    def to_table(self, wanted: list[str]) -> Table:
+    def to_table(self, wanted: list[str], resample: str, zone: str) -> Table:
         """The wanted clients on a regular grid, whose step is the rows' median distance.
 
-        A client with a negative reading is left out. Errors: DataError.
+        See `Reader`. A client with a negative reading is left out.
         """
         sheet = self._sheet
         times = times_of(sheet, 0)
@@ -41,7 +42,8 @@ class Wide:
         times, values_tn, notes = regular_grid(
             sheet.path, times, sheet.row_t, values_tn[:, positive_n]
         )
-        return Table(times, tuple(wanted), values_tn, "", "; ".join(notes), "", excluded=excluded)
+        table = Table(times, tuple(wanted), values_tn, "", "; ".join(notes), "", excluded=excluded)
+        return resampled(table, resample, zone)
 
 
 def negative_reading(client: str, row_t: np.ndarray, value_t: np.ndarray) -> Excluded:
@@ -56,8 +58,7 @@ def negative_reading(client: str, row_t: np.ndarray, value_t: np.ndarray) -> Exc
 
 def nobody(sheet: Sheet, excluded) -> DataError:
     """What to raise if every client of a file is left out."""
-    reasons = "\n".join(f"  {e.client}: {e.reason}" for e in excluded[:10])
-    return DataError(f"{sheet.path}: no client can be used.\n{reasons}")
+    return DataError(f"{sheet.path}: no client can be used.{first_reasons(excluded)}")
 
 
 def _refuse_repeats(sheet: Sheet, times: np.ndarray) -> None:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_hk.data.errors import DataError
-from fedjax_hk.data.samples.partitioners import Split, apportion, deal, deal_alike
+from fedjax_hk.data.samples.partitioners import Partition, apportion, deal, deal_alike
 from fedjax_hk.types import Excluded, Fleet, Samples
 
 
@@ -94,10 +94,10 @@ def _fifth(groups_m: np.ndarray) -> np.ndarray:
     return chosen
 
 
-class _Rows:
-    """Some samples of an array that may lie in a file, read when they are asked for."""
+class Rows:
+    """Some samples `[M, ...]` of an array that may lie in a file, read when they are asked for."""
 
-    def __init__(self, x: np.ndarray, index: np.ndarray):
+    def __init__(self, x: np.ndarray | Rows, index: np.ndarray):
         self._x, self._index = x, index
         self.dtype, self.shape = x.dtype, (len(index), *x.shape[1:])
 
@@ -112,21 +112,21 @@ def without_test_samples(data: Labelled) -> Labelled:
     held = _fifth(data.y_train if of_client is None else of_client)
     train, test = np.flatnonzero(~held), np.flatnonzero(held)
     return data._replace(
-        x_train=_Rows(data.x_train, train),
+        x_train=Rows(data.x_train, train),
         y_train=data.y_train[train],
-        x_test=_Rows(data.x_train, test),
+        x_test=Rows(data.x_train, test),
         y_test=data.y_train[test],
         owners=None if of_client is None else (of_client[train], of_client[test]),
         source=f"{data.source}, test samples put away (validation)",
     )
 
 
-def split_samples(data: Labelled, split: Split) -> Fleet:
+def partition_samples(data: Labelled, partition: Partition) -> Fleet:
     """Deals the samples out to clients, unless the source has clients of its own.
 
     Args:
       data: see the readers.
-      split: how; not read where `data` has clients.
+      partition: how; not read where `data` has clients.
 
     Returns:
       The fleet; samples keep the order of their source within each client. Bytes stay bytes.
@@ -138,11 +138,11 @@ def split_samples(data: Labelled, split: Split) -> Fleet:
     if data.owners is not None:
         owners, names, how = data.owners, data.client_ids, "clients as they come"
     else:
-        train_owners = deal(data.y_train, split)
-        test_owners = deal_alike(data.y_test, data.y_train, train_owners, split)
-        owners, digits = (train_owners, test_owners), len(str(split.num_clients - 1))
-        names = tuple(f"c{n:0{digits}}" for n in range(split.num_clients))
-        how = f"dealt out to {split.num_clients} clients, {_in_words(split)}"
+        train_owners = deal(data.y_train, partition)
+        test_owners = deal_alike(data.y_test, data.y_train, train_owners, partition)
+        owners, digits = (train_owners, test_owners), len(str(partition.num_clients - 1))
+        names = tuple(f"c{n:0{digits}}" for n in range(partition.num_clients))
+        how = f"dealt out to {partition.num_clients} clients, {_in_words(partition)}"
     train = _samples(data.x_train, data.y_train, owners[0], len(names), "training")
     test = _samples(data.x_test, data.y_test, owners[1], len(names), "test")
     held_nc = label_counts(train, len(data.classes))
@@ -176,13 +176,13 @@ def partition_digest(owners: tuple[np.ndarray, np.ndarray]) -> str:
     return hashlib.sha256(b"".join(np.asarray(o, "<i4").tobytes() for o in owners)).hexdigest()
 
 
-def _in_words(split: Split) -> str:
+def _in_words(partition: Partition) -> str:
     return {
-        "dirichlet": f"each class by Dirichlet({split.alpha:g})",
-        "quantity": f"sizes by Dirichlet({split.alpha:g})",
-        "shards": f"{split.shards_per_client} shards of one class or few each",
+        "dirichlet": f"each class by Dirichlet({partition.alpha:g})",
+        "quantity": f"sizes by Dirichlet({partition.alpha:g})",
+        "shards": f"{partition.shards_per_client} shards of one class or few each",
         "iid": "evenly",
-    }[split.partition]
+    }[partition.kind]
 
 
 def _samples(x, y, owners_m, num_clients: int, part: str) -> Samples:

@@ -10,7 +10,7 @@ import zipfile
 import numpy as np
 
 from fedjax_hk.data.errors import DataError
-from fedjax_hk.data.samples.labelled import Labelled
+from fedjax_hk.data.samples.labelled import Labelled, Rows
 
 NAMES = ("x_train", "y_train", "x_test", "y_test")
 
@@ -68,22 +68,11 @@ def read_npz(
     return Labelled(x_train, y_train, x_test, y_test, classes, source, digest)
 
 
-class _Rows:
-    """Rows of an array in a file, picked when they are asked for."""
-
-    def __init__(self, array: np.ndarray, rows: np.ndarray):
-        self._array, self._rows = array, rows
-        self.shape, self.dtype = (len(rows), *array.shape[1:]), array.dtype
-
-    def __getitem__(self, index: np.ndarray) -> np.ndarray:
-        return self._array[self._rows[index]]
-
-
 def _some(x, y, most: int, rng):
     if len(y) <= most:
         return x, y
     rows = np.sort(rng.choice(len(y), most, replace=False))
-    return _Rows(x, rows), y[rows]
+    return Rows(x, rows), y[rows]
 
 
 def _open(path: str) -> tuple[dict[str, np.ndarray], str]:

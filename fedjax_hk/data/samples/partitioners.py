@@ -11,11 +11,11 @@ from fedjax_hk.data.errors import DataError
 TRIES = 100  # draws until every client has enough; other simulators draw for ever
 
 
-class Split(NamedTuple):
+class Partition(NamedTuple):
     """How samples are dealt out.
 
     Attributes:
-      partition: "dirichlet": each class is split by its own draw from Dirichlet(alpha) over
+      kind: "dirichlet": each class is split by its own draw from Dirichlet(alpha) over
         the clients (Hsu et al. 2019; the FedCW paper's setting); "quantity": the clients'
         sizes are such a draw, their classes are mixed; "shards": samples sorted by class,
         cut into equal shards, some for each client (McMahan et al. 2017); "iid".
@@ -26,7 +26,7 @@ class Split(NamedTuple):
       seed: the same seed deals out the same.
     """
 
-    partition: str = "dirichlet"
+    kind: str = "dirichlet"
     num_clients: int = 20
     alpha: float = 0.5
     shards_per_client: int = 2
@@ -34,7 +34,7 @@ class Split(NamedTuple):
     seed: int = 0
 
 
-def deal(labels_m: np.ndarray, split: Split) -> np.ndarray:
+def deal(labels_m: np.ndarray, partition: Partition) -> np.ndarray:
     """The client of each sample.
 
     Args:
@@ -47,29 +47,30 @@ def deal(labels_m: np.ndarray, split: Split) -> np.ndarray:
       DataError: there are too few samples, or none of `TRIES` draws gives every client
         enough; the message says what to change.
     """
-    num, needed = len(labels_m), split.num_clients * max(split.min_samples, 1)
+    num, num_clients, least = len(labels_m), partition.num_clients, partition.min_samples
+    needed = num_clients * max(least, 1)
     if needed > num:
         raise DataError(
-            f"--num_clients={split.num_clients}: with --min_samples={split.min_samples} they need "
-            f"{needed} training samples, there are {num}; lower one of them."
+            f"--num_clients={num_clients}: with --min_samples={least} they need {needed} training "
+            f"samples, there are {num}; lower one of them."
         )
-    rng, fewest = np.random.default_rng([split.seed, 0]), 0
+    rng, fewest = np.random.default_rng([partition.seed, 0]), 0
     for _ in range(TRIES):
-        owners_m = PARTITIONERS[split.partition](labels_m, split, rng)
-        smallest = int(np.bincount(owners_m, minlength=split.num_clients).min())
-        if smallest >= split.min_samples:
+        owners_m = PARTITIONERS[partition.kind](labels_m, partition, rng)
+        smallest = int(np.bincount(owners_m, minlength=num_clients).min())
+        if smallest >= least:
             return owners_m
         fewest = max(fewest, smallest)
     raise DataError(
-        f"--partition={split.partition}: {TRIES} draws for {split.num_clients} clients and {num} "
-        f"training samples left some client with fewer than --min_samples={split.min_samples}, "
-        f"at best with {fewest}. {_ADVICE[split.partition].format(**split._asdict())}, or lower "
+        f"--partition={partition.kind}: {TRIES} draws for {num_clients} clients and {num} "
+        f"training samples left some client with fewer than --min_samples={least}, at best with "
+        f"{fewest}. {_ADVICE[partition.kind].format(**partition._asdict())}, or lower "
         "--num_clients or --min_samples."
     )
 
 
 def deal_alike(
-    labels_m: np.ndarray, train_labels: np.ndarray, train_owners: np.ndarray, split: Split
+    labels_m: np.ndarray, train_labels: np.ndarray, train_owners: np.ndarray, partition: Partition
 ) -> np.ndarray:
     """Test samples, dealt out so that each class is shared as its training samples are.
 
@@ -83,39 +84,40 @@ def deal_alike(
     Returns:
       `[M_test]` int32.
     """
-    rng = np.random.default_rng([split.seed, 1])
+    rng = np.random.default_rng([partition.seed, 1])
     owners_m = np.empty(len(labels_m), np.int32)
     for label in np.unique(labels_m):
         owners = train_owners[train_labels == label]
-        held_n = np.bincount(owners if len(owners) else train_owners, minlength=split.num_clients)
+        owners = owners if len(owners) else train_owners
+        held_n = np.bincount(owners, minlength=partition.num_clients)
         _share_out(owners_m, np.flatnonzero(labels_m == label), held_n, rng)
     return owners_m
 
 
-def _dirichlet(labels_m, split: Split, rng) -> np.ndarray:
+def _dirichlet(labels_m, partition: Partition, rng) -> np.ndarray:
     owners_m = np.empty(len(labels_m), np.int32)
     for label in np.unique(labels_m):
-        shares_n = rng.dirichlet(np.full(split.num_clients, split.alpha))
+        shares_n = rng.dirichlet(np.full(partition.num_clients, partition.alpha))
         _share_out(owners_m, np.flatnonzero(labels_m == label), shares_n, rng)
     return owners_m
 
 
-def _quantity(labels_m, split: Split, rng) -> np.ndarray:
+def _quantity(labels_m, partition: Partition, rng) -> np.ndarray:
     owners_m = np.empty(len(labels_m), np.int32)
-    shares_n = rng.dirichlet(np.full(split.num_clients, split.alpha))
+    shares_n = rng.dirichlet(np.full(partition.num_clients, partition.alpha))
     _share_out(owners_m, np.arange(len(labels_m)), shares_n, rng)
     return owners_m
 
 
-def _iid(labels_m, split: Split, rng) -> np.ndarray:
-    return rng.permutation(np.arange(len(labels_m), dtype=np.int32) % split.num_clients)
+def _iid(labels_m, partition: Partition, rng) -> np.ndarray:
+    return rng.permutation(np.arange(len(labels_m), dtype=np.int32) % partition.num_clients)
 
 
-def _shards(labels_m, split: Split, rng) -> np.ndarray:
-    num_shards = split.num_clients * split.shards_per_client
+def _shards(labels_m, partition: Partition, rng) -> np.ndarray:
+    num_shards = partition.num_clients * partition.shards_per_client
     shuffled_m = rng.permutation(len(labels_m))
     by_label_m = shuffled_m[np.argsort(labels_m[shuffled_m], kind="stable")]
-    owner_of_shard = rng.permutation(num_shards) % split.num_clients
+    owner_of_shard = rng.permutation(num_shards) % partition.num_clients
     owners_m = np.empty(len(labels_m), np.int32)
     for shard, samples in enumerate(np.array_split(by_label_m, num_shards)):
         owners_m[samples] = owner_of_shard[shard]
