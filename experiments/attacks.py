@@ -129,13 +129,11 @@ def read_kept() -> dict[str, Any]:
 
 def run_missing(found: dict[str, Any]) -> None:
     """Adds what is missing to `found["rows"]`: method, attack, and a record for each seed."""
-    import jax
+    from fedjax_hk.run import devices
+    from fedjax_hk.run import prepare as prepare_lib
+    from fedjax_hk.run.load import load_fleet
 
-    jax.config.update("jax_num_cpu_devices", FLAGS.devices or len(os.sched_getaffinity(0)))
-
-    from fedjax_hk.main import load_fleet
-    from fedjax_hk.run import simulation
-
+    devices.split_cpu(FLAGS.devices)
     shared = ("fleet_clients", "fleet_days", "clients_per_round", "rounds", "activation")
     base = Config(**{name: FLAGS[name].value for name in shared})
     fleet = load_fleet(base)
@@ -149,7 +147,7 @@ def run_missing(found: dict[str, Any]) -> None:
             if not missing:
                 continue
             config = dataclasses.replace(base, **ROWS[name], attack=kind)
-            prepared = simulation.prepare(config, fleet)
+            prepared = prepare_lib.prepare(config, fleet)
             for attack in missing:
                 done[attack] = [
                     run_seed(prepared, ATTACKS[attack], seed) for seed in range(FLAGS.seeds)
@@ -195,7 +193,7 @@ def run_seed(prepared, attack: Attack, seed: int) -> dict[str, Any]:
     import numpy as np
 
     from fedjax_hk import metrics
-    from fedjax_hk.run import simulation
+    from fedjax_hk.run import prepare as prepare_lib
     from fedjax_hk.store import records
 
     config = dataclasses.replace(
@@ -204,11 +202,11 @@ def run_seed(prepared, attack: Attack, seed: int) -> dict[str, Any]:
         attack_scale=attack.scale * FLAGS.attack_scale,
         seed=seed,
     )
-    prepared = simulation.reuse(prepared, config)
+    prepared = prepare_lib.reuse(prepared, config)
     attacker_n = attackers_of(prepared.fleet, seed)
     errors, rounds = [], []
     start = time.process_time()
-    for _, info, _ in simulation.rounds(prepared):
+    for _, info, _ in prepare_lib.rounds(prepared):
         errors.append(metrics.spread(info.errors.mae_units[~attacker_n])["mean"])
         attacker_s = attacker_n[info.cohort_s]
         company = records.seating(info.labels_s, attacker_s)

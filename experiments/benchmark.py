@@ -9,7 +9,6 @@ memory. Every round is timed to its end; the first one is a warm-up and left out
 from __future__ import annotations
 
 import json
-import os
 import resource
 import statistics
 import sys
@@ -32,19 +31,20 @@ def main(argv):
     del argv
     import jax
 
-    cores = FLAGS.devices or len(os.sched_getaffinity(0))
-    jax.config.update("jax_num_cpu_devices", cores)
     from fedjax_hk import data
-    from fedjax_hk.run import simulation
+    from fedjax_hk.run import devices
+    from fedjax_hk.run import prepare as prepare_lib
     from fedjax_hk.settings.config import Config
+
+    devices.split_cpu(FLAGS.devices)
 
     fleet = data.build_fleet(data.synthetic_fleet())
     config = Config(agg=FLAGS.agg, devices=FLAGS.devices, chunk=FLAGS.chunk, dropout=FLAGS.dropout)
-    prepared = simulation.prepare(config, fleet)
+    prepared = prepare_lib.prepare(config, fleet)
     state, seconds, first = prepared.state, [], None
     for round_number in range(1, FLAGS.rounds + 2):
         start = time.perf_counter()
-        state, _ = jax.block_until_ready(simulation.step(prepared, state, round_number))
+        state, _, _ = jax.block_until_ready(prepare_lib.step(prepared, state, round_number))
         seconds.append(time.perf_counter() - start)
         first = first or time.perf_counter() - START
     share = coalition_seconds(prepared, state)

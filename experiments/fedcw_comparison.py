@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import pathlib
 import sys
 
@@ -55,10 +54,12 @@ def main(argv):
     unknown = sorted(set(FLAGS.methods) - set(METHODS))
     if unknown:
         raise app.UsageError(f"--methods={unknown[0]}: choose from {', '.join(METHODS)}.")
-    import jax
 
-    jax.config.update("jax_num_cpu_devices", len(os.sched_getaffinity(0)))
     from tqdm import tqdm
+
+    from fedjax_hk.run import devices
+
+    devices.split_cpu()
 
     folder = pathlib.Path(FLAGS.results)
     folder.mkdir(parents=True, exist_ok=True)
@@ -155,17 +156,17 @@ def run_cell(method, alpha, fleets, prepared, bar):
 
 def run(method, alpha, seed, judge, numbers, fleets, prepared, bar):
     """The rounds of one run: accuracy over all test samples, traffic, effective clients."""
-    from fedjax_hk.run import simulation
+    from fedjax_hk.run import prepare as prepare_lib
     from fedjax_hk.store import records
 
     config, fleet = config_of(method, alpha, seed, judge, numbers), fleets[alpha, seed, judge]
     if prepared is None:
-        prepared = simulation.prepare(config, fleet)
+        prepared = prepare_lib.prepare(config, fleet)
     else:
-        prepared = simulation.reuse(prepared, config, fleet)
+        prepared = prepare_lib.reuse(prepared, config, fleet)
     rows = []
     bar.set_description(f"{method} alpha {alpha} seed {seed} {judge}")
-    for round_number, info, seconds in simulation.rounds(prepared):
+    for round_number, info, seconds in prepare_lib.rounds(prepared):
         row = records.round_row(round_number, info, fleet, seconds, prepared.engine.traffic)
         rows.append(
             {

@@ -76,15 +76,14 @@ ROWS: dict[str, dict] = {
 def main(argv):
     del argv
     logging.set_verbosity(logging.WARNING)  # or jax lists the accelerators it did not find
-    import jax
-
-    jax.config.update("jax_num_cpu_devices", len(os.sched_getaffinity(0)))
     import numpy as np
 
     from fedjax_hk import metrics
-    from fedjax_hk.main import load_fleet
+    from fedjax_hk.run import devices
+    from fedjax_hk.run.load import load_fleet
     from fedjax_hk.tasks import forecast_errors
 
+    devices.split_cpu()
     base = Config(data=FLAGS.data, clients=FLAGS.clients, unit=FLAGS.unit, rounds=FLAGS.rounds)
     fleet = load_fleet(base)
     naive = {
@@ -113,15 +112,15 @@ def run_row(name, base, fleet):
     import numpy as np
 
     from fedjax_hk import metrics
-    from fedjax_hk.run import simulation
+    from fedjax_hk.run import prepare as prepare_lib
     from fedjax_hk.store import records
 
-    prepared = simulation.prepare(dataclasses.replace(base, **ROWS[name]), fleet)
+    prepared = prepare_lib.prepare(dataclasses.replace(base, **ROWS[name]), fleet)
     seeds = []
     for seed in range(FLAGS.seeds):
-        prepared = simulation.reseed(prepared, seed)
+        prepared = prepare_lib.reseed(prepared, seed)
         rows = []
-        for round_number, info, seconds in simulation.rounds(prepared):
+        for round_number, info, seconds in prepare_lib.rounds(prepared):
             rows.append(records.round_row(round_number, info, fleet, seconds))
         last = rows[-1]
         errors = (

@@ -21,6 +21,14 @@ from fedjax_hk.settings.config import Config, ConfigError, from_stored
 from fedjax_hk.store.run_folder import RunFolder, RunFolderError, open_existing
 from fedjax_hk.types import Excluded, Fleet
 
+# What a forecast needs of a state, and what earlier versions called it.
+_PARAMS = ".server.params"
+_SERVED = {
+    _PARAMS: (".params",),
+    ".memory_n['start']": (".starts_nd",),
+    ".memory_n['personal']": (".personal_np", ".own_np"),
+}
+
 # What a client that the run did not know is served with: the global model, local adaptation.
 _KEPT = ("alpha", "activation", "dropout", "lookback", "horizon", "scaler", "gaps")
 
@@ -48,12 +56,13 @@ def forecast(
         config = _forecaster(folder)
         scaling = folder.read_table("scaling", ["client"])
         coalitions = folder.read_table("coalitions", ["client", "coalition", "status"])
-        state = _last_state(folder, config, scaling, model)
-        known = _forecasts(config, table, scaling, state, model)
+        served = _last_served(folder, config, scaling, model)
+        known = _forecasts(config, table, scaling, served, model)
         strangers = _scaling_of_strangers(config, table, scaling)
         rows = [known]
         if len(strangers):
-            rows.append(_forecasts(_global(config), table, strangers, state.params, model))
+            served = {_PARAMS: served[_PARAMS]}
+            rows.append(_forecasts(_global(config), table, strangers, served, model))
     found = pd.concat(rows, ignore_index=True).set_index("client")
     found = found.reindex(list(table.client_ids)).reset_index()
     joined = coalitions[coalitions["status"] == "took part"].groupby("client")["coalition"].last()
@@ -80,13 +89,16 @@ def _forecaster(folder: RunFolder) -> Config:
     config = from_stored(folder.read_config().get("flags", {}))
     if config.samples != "readings":
         raise RunFolderError(
-            f"--run={folder.path}: it is a run of --samples={config.samples}, which has no readings to "
-            "forecast; give a run of --samples=readings."
+            f"--run={folder.path}: it is a run of --samples={config.samples}, which has no "
+            "readings to forecast; give a run of --samples=readings."
         )
     return dataclasses.replace(config, devices=0)
 
 
-def _last_state(folder: RunFolder, config: Config, scaling: pd.DataFrame, model):
+def _last_served(
+    folder: RunFolder, config: Config, scaling: pd.DataFrame, model
+) -> dict[str, np.ndarray]:
+    """Leaves of the newest state, of this version or of an earlier one, by their path."""
     import jax
 
     from fedjax_hk.store.checkpoint import CheckpointError, Checkpoints
@@ -95,18 +107,20 @@ def _last_state(folder: RunFolder, config: Config, scaling: pd.DataFrame, model)
     params = jax.ShapeDtypeStruct((assembled.model.num_parameters,), np.float32)
     like = jax.eval_shape(assembled.engine.init, params)
     with Checkpoints(folder.path / "checkpoints", log=folder.log) as checkpoints:
-        found = checkpoints.restore_latest(like)
+        found = checkpoints.latest_leaves(like, _SERVED)
     if found is None:
         raise CheckpointError(f"{folder.path} has no checkpoint yet; let a round of it end.")
     return found[1]
 
 
-def _forecasts(config: Config, table: Table, scaling: pd.DataFrame, state, model) -> pd.DataFrame:
+def _forecasts(
+    config: Config, table: Table, scaling: pd.DataFrame, served: dict[str, np.ndarray], model
+) -> pd.DataFrame:
     """`client`, `last_reading`, `time`, `forecast` (NaN where a reading is missing).
 
     Args:
       scaling: the clients; those that the table lacks are left out.
-      state: of a run of these clients, or the global model to start one from.
+      served: leaves of a state of these clients, by their path; the global model at least.
     """
     import jax
 
@@ -125,7 +139,10 @@ def _forecasts(config: Config, table: Table, scaling: pd.DataFrame, state, model
     fleet = _no_windows(config, names)._replace(train=train, test=last)
     assembled = _assemble(config, fleet, model)
     engine = assembled.engine
-    state = engine.init(state) if hasattr(state, "shape") else state
+    state = jax.tree_util.tree_map_with_path(
+        lambda path, leaf: served.get(jax.tree_util.keystr(path), leaf),
+        engine.init(served[_PARAMS]),
+    )
     outputs_nw = jax.jit(engine.outputs)(state, assembled.arrays, assembled.hparams)
     units_n = (np.asarray(outputs_nw) * last.scale + last.shift)[:, 0]
     step = table.times[1] - table.times[0]
@@ -141,9 +158,9 @@ def _forecasts(config: Config, table: Table, scaling: pd.DataFrame, state, model
 
 
 def _assemble(config: Config, fleet: Fleet, model):
-    from fedjax_hk.run import simulation
+    from fedjax_hk.run.prepare import assemble
 
-    return simulation.assemble(config, fleet, model)
+    return assemble(config, fleet, model)
 
 
 def _global(config: Config) -> Config:
@@ -240,7 +257,7 @@ def _is_ours(error: Exception) -> bool:
 
 def _main(run: str, data: str, data_format: str, output: str) -> tuple[str, str]:
     """What goes to standard output, and the notes beside it."""
-    from fedjax_hk.main import load_table
+    from fedjax_hk.run.load import load_table
 
     with open_existing(run, lock=False, flag="--run") as folder:
         config = _forecaster(folder)

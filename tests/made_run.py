@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 
 import numpy as np
 
 from fedjax_hk import data, hk
-from fedjax_hk.report import partition_files, summary
+from fedjax_hk.report import summary
 from fedjax_hk.round.state import RoundInfo, Traffic
-from fedjax_hk.run import simulation
+from fedjax_hk.run import contents
 from fedjax_hk.settings.config import Config
 from fedjax_hk.store import records, run_folder
 from fedjax_hk.tasks import TASKS
@@ -55,7 +54,17 @@ def opinions_of(num: int, seed: int = 0) -> np.ndarray:
 
 
 def make_run(
-    path, config=None, *, fleet=None, rounds=2, error=0.1, seed=0, finish=True, masked=(), **changes
+    path,
+    config=None,
+    *,
+    fleet=None,
+    rounds=2,
+    error=0.1,
+    seed=0,
+    finish=True,
+    masked=(),
+    outputs_nw=None,
+    **changes,
 ):
     """Writes a run folder as a run does.
 
@@ -63,6 +72,7 @@ def make_run(
       error: standard deviation of the outputs from the (scaled) readings or the classes.
       finish: False for a run that was stopped after its last round.
       masked: places that do not take part in the last round.
+      outputs_nw: what the models say at the end, instead of the outputs that were judged.
       changes: entries of the rounds' `RoundInfo`.
     """
     fleet = fleet or fleet_of()
@@ -70,15 +80,7 @@ def make_run(
     num, rule = len(fleet.client_ids), config.rule()
     rng = np.random.default_rng(seed)
     with run_folder.create(path) as folder:
-        folder.write_config(
-            {"flags": dataclasses.asdict(config), "data": simulation.describe_data(fleet)}
-        )
-        if fleet.excluded:
-            import pandas as pd
-
-            folder.write_table("excluded", pd.DataFrame(fleet.excluded))
-        if fleet.owners is not None:
-            partition_files.write(folder, fleet)
+        contents.begin(folder, config, fleet)
         for number in range(1, rounds + 1):
             opinions = opinions_of(num, seed + number).astype(np.float32)
             present = np.ones(num, bool)
@@ -99,7 +101,7 @@ def make_run(
                 "loss_s": np.ones(num), "num_coalitions": len(set(labels[present])),
                 "num_steps": np.int32(2), "converged": np.bool_(True), "limit": np.float32(limit),
                 "changes_nothing": np.bool_(False), "dissimilarity_q": np.linspace(0, 1, 5),
-                "grams": grams, "outputs_nw": outputs, "dead_n": np.zeros(num, bool),
+                "dead_n": np.zeros(num, bool),
                 "sampled_s": np.ones(num, bool), "reported_s": present,
                 "attacker_s": np.zeros(num, bool), "steps_s": np.full(num, 10),
                 "finetuned_errors": (),
@@ -107,9 +109,13 @@ def make_run(
             }  # fmt: skip
             values["errors"] = type(values["errors"])(*map(np.asarray, values["errors"]))
             info = RoundInfo(**values | changes)
-            simulation._write_round(folder, number, info, fleet, 0.5, Traffic(4, 4))
+            folder.append_rows("coalitions", records.coalition_rows(number, info, fleet))
+            folder.append_rows(
+                "rounds", [records.round_row(number, info, fleet, 0.5, Traffic(4, 4))]
+            )
         if finish:
-            simulation._finish(folder, config, fleet, rounds, info)
+            told = outputs if outputs_nw is None else outputs_nw
+            contents.end(folder, config, fleet, rounds, info, told, grams)
     return folder.path
 
 

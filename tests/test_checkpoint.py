@@ -63,6 +63,25 @@ def checkpoints(tmp_path, lines):
         yield opened
 
 
+def test_some_leaves_by_their_names_of_now_or_earlier(checkpoints, lines):
+    like = {"loss": jnp.zeros(3), "fleet": np.zeros((5, 7)), "empty": jnp.zeros((0, 4))}
+    names = {"['loss']": ("['half']",), "['fleet']": (), "['empty']": (), "['gone']": ("['a']",)}
+    assert checkpoints.latest_leaves(like, names) is None
+    state = {"half": jnp.arange(3.0), "fleet": np.ones((5, 7)), "empty": jnp.zeros((0, 4))}
+    checkpoints.save(2, state | {"other": jnp.zeros(9)})
+    number, found = checkpoints.latest_leaves(like, names)
+    assert number == 2
+    assert list(found) == ["['empty']", "['fleet']", "['loss']"]  # as jax orders the leaves
+    assert_same(list(found.values()), [state[name] for name in ("empty", "fleet", "half")])
+    with pytest.raises(
+        ValueError, match=r"\['fleet'\]: expected float64\[4,7\], got float64\[5,7\]"
+    ):
+        checkpoints.latest_leaves(like | {"fleet": np.zeros((4, 7))}, names)
+    with pytest.raises(ValueError, match=r"\['loss'\]: expected float32\[3\], got nothing"):
+        checkpoints.latest_leaves(like, {"['loss']": ()})
+    assert lines == []
+
+
 def test_every_leaf_comes_back_bit_for_bit(checkpoints):
     assert checkpoints.latest() is None
     assert checkpoints.restore_latest(make_state()) is None

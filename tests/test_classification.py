@@ -20,7 +20,8 @@ from fedjax_hk.models import classifiers
 from fedjax_hk.report import partition_files, plots, summary
 from fedjax_hk.round.training import make_trainer
 from fedjax_hk.rules import RULES
-from fedjax_hk.run import simulation
+from fedjax_hk.run import loop
+from fedjax_hk.run import prepare as prepare_lib
 from fedjax_hk.settings.config import Config, ConfigError
 from fedjax_hk.store import records, run_folder
 from fedjax_hk.tasks import CLASSIFICATION
@@ -237,7 +238,7 @@ def fleet():
 @pytest.fixture(scope="module")
 def prepared(fleet):
     model = models.from_flax(Softmax(), fleet.train.inputs[0, :2], (CLASSES,))
-    return simulation.prepare(CONFIG, fleet, model)
+    return prepare_lib.prepare(CONFIG, fleet, model)
 
 
 @pytest.fixture(scope="module")
@@ -246,7 +247,7 @@ def ran(prepared, tmp_path_factory):
     with run_folder.create(str(tmp_path_factory.mktemp("runs") / "run")) as folder:
         folder.write_config({})
         partition_files.write(folder, prepared.fleet)
-        outcome = simulation.run(prepared, folder, stream=stream)
+        outcome = loop.run(prepared, folder, stream=stream)
     return folder.path, outcome, stream.getvalue()
 
 
@@ -287,7 +288,7 @@ def test_words_of_a_run(ran, fleet):
 def test_classes_are_learned(prepared):
     state = prepared.state
     for round_number in range(1, 13):
-        state, info = simulation.step(prepared, state, round_number)
+        state, info, _ = prepare_lib.step(prepared, state, round_number)
     assert np.nanmean(info.errors.accuracy) > 0.9  # one guess in four by chance
     assert np.isfinite(np.asarray(info.errors.loss)).any()
 
@@ -297,9 +298,9 @@ def test_a_run_goes_on_to_the_same_bits(ran, prepared, tmp_path):
     one = prepared._replace(config=dataclasses.replace(CONFIG, rounds=1))
     with run_folder.create(str(tmp_path / "run")) as folder:
         folder.write_config({})
-        simulation.run(one, folder, stream=io.StringIO())
+        loop.run(one, folder, stream=io.StringIO())
     with run_folder.open_existing(tmp_path / "run") as folder:
-        outcome = simulation.run(prepared, folder, resume=True, stream=io.StringIO())
+        outcome = loop.run(prepared, folder, resume=True, stream=io.StringIO())
     pd.testing.assert_frame_equal(outcome.clients, whole.clients)
     pd.testing.assert_frame_equal(
         outcome.rounds.drop(columns="seconds"), whole.rounds.drop(columns="seconds")
@@ -358,11 +359,11 @@ def test_models_and_settings_that_do_not_fit(fleet):
         fleet.train.inputs[0, :2],
     )
     with pytest.raises(ValueError, match=r"outputs of shape \(\d+, 4\).*output_shape=\(4,\)"):
-        simulation.prepare(CONFIG, fleet, forecaster)
+        prepare_lib.prepare(CONFIG, fleet, forecaster)
     with pytest.raises(
         ConfigError, match=r"--samples=readings: the fleet is one of classification"
     ):
-        simulation.prepare(Config(), fleet)
+        prepare_lib.prepare(Config(), fleet)
 
 
 def test_the_round_is_compiled_once(prepared):
@@ -370,7 +371,7 @@ def test_the_round_is_compiled_once(prepared):
 
 
 def test_rows_of_a_round(prepared):
-    _, info = simulation.step(prepared, prepared.state, 1)
+    _, info, _ = prepare_lib.step(prepared, prepared.state, 1)
     info = jax.tree.map(np.asarray, info)
     row = records.round_row(1, info, prepared.fleet, 0.0)
     assert all(isinstance(value, int | float | str) for value in row.values())
@@ -409,11 +410,11 @@ def test_command_refuses_in_words(flags, said, capfd, tmp_path, monkeypatch):
 @pytest.mark.parametrize("agg", [agg for agg in RULES if agg != "oracle"])
 def test_every_rule_learns_with_a_cnn(agg, fleet):
     config = Config(samples="npz", agg=agg, devices=1, epochs=2, learning_rate=0.01)
-    prepared = simulation.prepare(config, fleet)
+    prepared = prepare_lib.prepare(config, fleet)
     assert prepared.model.leaves[0][0].startswith("conv_0")
     state = prepared.state
     for round_number in range(1, 6):
-        state, info = simulation.step(prepared, state, round_number)
+        state, info, _ = prepare_lib.step(prepared, state, round_number)
     assert np.isfinite(np.asarray(info.loss_s)).all()
     assert np.nanmean(info.errors.accuracy) > 0.4  # one guess in four by chance
     np.testing.assert_allclose(np.asarray(info.weights_s).sum(), 1, rtol=1e-5)

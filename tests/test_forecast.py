@@ -10,7 +10,8 @@ from made_run import classes_of, make_run
 from fedjax_hk import data, models
 from fedjax_hk import forecast as forecast_lib
 from fedjax_hk.data import synthetic_fleet
-from fedjax_hk.run import simulation
+from fedjax_hk.run import loop
+from fedjax_hk.run import prepare as prepare_lib
 from fedjax_hk.settings.config import Config
 from fedjax_hk.store import run_folder
 from fedjax_hk.store.run_folder import RunFolderError
@@ -44,9 +45,9 @@ def ran(tmp_path_factory):
     table = synthetic_fleet(CLIENTS, DAYS)
     fleet = data.build_fleet(part_of(table, 80), lookback=LOOKBACK)
     path = tmp_path_factory.mktemp("forecast") / "run"
-    prepared = simulation.prepare(settings(), fleet, MODEL)
+    prepared = prepare_lib.prepare(settings(), fleet, MODEL)
     with run_folder.create(path) as folder:
-        outcome = simulation.run(prepared, folder)
+        outcome = loop.run(prepared, folder)
     return path, outcome.state, fleet, table
 
 

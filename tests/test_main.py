@@ -19,7 +19,7 @@ import pytest
 
 from fedjax_hk import main as main_lib
 from fedjax_hk.round.state import RoundState, ServerState
-from fedjax_hk.run import simulation
+from fedjax_hk.run import prepare as prepare_lib
 from fedjax_hk.settings.config import Config, ConfigError
 from fedjax_hk.store.checkpoint import Checkpoints
 
@@ -76,6 +76,7 @@ def parse(*flags: str) -> Config:
         ("--tau=nan", "--tau=nan: give a finite number"),
         ("--epsilon=inf", "--epsilon=inf: give a finite number"),
         ("--rounds=0", "--rounds=0: give 1 or more"),
+        ("--rounds_per_sync=0", "--rounds_per_sync=0: give 1 or more"),
         ("--resume=", "--resume=: give the folder of an earlier run"),
         ("--resume=nowhere", "--resume: nowhere does not exist"),
         ("--data=nowhere.csv", "nowhere.csv"),
@@ -130,10 +131,8 @@ def test_a_folder_that_was_given_stays(refused, tmp_path):
 
 
 def test_a_signal_while_compiling(monkeypatch, capfd, tmp_path):
-    from fedjax_hk.run import simulation
-
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(simulation, "prepare", lambda *given: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(prepare_lib, "prepare", lambda *given: os.kill(os.getpid(), signal.SIGTERM))
     assert main_lib.main(["main", *TINY, ONE_DEVICE, "--output=run"]) == 143
     out, err = capfd.readouterr()
     assert "SIGTERM: the round is compiled first" in err
@@ -174,7 +173,7 @@ def test_presets_are_valid():
     assert files
     for file in files:
         config = parse(f"--flagfile={file}")
-        main_lib.config_checks.check(config)
+        main_lib.checks.check(config)
     paper = parse(f"--flagfile={presets / 'fedhk_paper.flags'}")
     assert dataclasses.replace(paper, rounds=20) == Config(
         tau=0.9, clients_per_round=50, active_factor=1.6, min_days=730, loss="mse"
@@ -400,7 +399,7 @@ def test_two_processes_cannot_resume_the_same_folder(command, capfd, tmp_path):
 
 def test_finished_run_prints_its_summary_and_trains_nothing(whole, capfd, monkeypatch):
     folder, _ = whole
-    monkeypatch.setattr(simulation, "prepare", None)  # nothing is prepared
+    monkeypatch.setattr(prepare_lib, "prepare", None)  # nothing is prepared
     assert main_lib.main(["main", f"--resume={folder}"]) == 0
     out, err = capfd.readouterr()
     assert err == ""

@@ -36,8 +36,6 @@ def info_of(fleet, **changes) -> RoundInfo:
         "converged": np.bool_(True),
         "changes_nothing": np.bool_(False),
         "dissimilarity_q": np.linspace(0, 1, 5, dtype=np.float32),
-        "grams": None,
-        "outputs_nw": forecast_nw,
         "dead_n": np.zeros(num, bool),
         "sampled_s": np.ones(4, bool),
         "reported_s": np.ones(4, bool),

@@ -17,6 +17,11 @@ from fedjax_hk.store.records import TEXT_COLUMNS
 from fedjax_hk.store.run_folder import RunFolder, RunFolderError
 from fedjax_hk.tasks import Task
 
+_EARLIER_COLUMNS = {  # of rounds.csv by earlier versions, and their names of now
+    "dissimilarity": "within_spread",
+    "gradient_dissimilarity": "gradient_spread",
+}
+
 
 class RunTables(NamedTuple):
     """Attributes:
@@ -71,7 +76,7 @@ def load(path: str | os.PathLike) -> RunTables:
     stored = folder.read_config()
     if not (path / "rounds.csv").is_file() or not len(folder.read_table("rounds")):
         raise RunFolderError(f"{path}: no round of it is finished; resume it first.")
-    rounds = folder.read_table("rounds", TEXT_COLUMNS)
+    rounds = folder.read_table("rounds", TEXT_COLUMNS).rename(columns=_EARLIER_COLUMNS)
     last = rounds["round"].iloc[-1]
     coalitions = folder.read_table("coalitions", ["client", "coalition", "status"])
     opinions = read_opinions(path)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-
 import numpy as np
 import pandas as pd
 
@@ -21,9 +19,8 @@ def write(folder: RunFolder, fleet: Fleet) -> None:
     table = pd.DataFrame(counts_nc, columns=[f"class_{name}" for name in fleet.classes])
     table.insert(0, "client", list(fleet.client_ids))
     folder.write_table("partition", table)
-    owners = io.BytesIO()
-    digest = data.partition_digest(fleet.owners)
-    np.savez_compressed(owners, train=fleet.owners[0], test=fleet.owners[1], sha256=digest)
-    (folder.path / "partition.npz").write_bytes(owners.getvalue())
+    train, test = fleet.owners
+    digest = np.array(data.partition_digest(fleet.owners))
+    folder.write_arrays("partition.npz", {"train": train, "test": test, "sha256": digest})
     figure = plots.label_counts(counts_nc, fleet.client_ids, fleet.classes)
     plots.write(folder, "partition", figure, plots.to_svg(figure, "partition"))

@@ -288,5 +288,10 @@ def compile_chunk(
     jitted = jax.jit(engine.chunk(length), in_shardings=everywhere, out_shardings=everywhere)
     number = jnp.int32(0)
     lowered = jitted.lower(state, fleet, number, number, run_key, hparams)
-    on_cpu = engine.mesh.devices.flat[0].platform == "cpu"
-    return lowered.compile({"xla_backend_optimization_level": CPU_LEVEL} if on_cpu else None)
+    return lowered.compile(compiler_options(engine.mesh))
+
+
+def compiler_options(mesh: Mesh) -> dict[str, Any] | None:
+    """How the programs of a run are compiled."""
+    on_cpu = mesh.devices.flat[0].platform == "cpu"
+    return {"xla_backend_optimization_level": CPU_LEVEL} if on_cpu else None

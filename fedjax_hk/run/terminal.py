@@ -94,11 +94,6 @@ class StopRequest:
         self._interrupts = 0
         self._before: dict[int, Any] = {}
 
-    @property
-    def exit_code(self) -> int:
-        """What shells expect of a process ended by that signal, 128 + number; 0 if none."""
-        return 128 + signal.Signals[self.requested] if self.requested else 0
-
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
@@ -122,6 +117,11 @@ class StopRequest:
             again = "; Ctrl-C again stops at once" if number == signal.SIGINT else ""
             # os.write: print may not be entered again while it is interrupted by a signal.
             os.write(2, f"\n{self.requested}: {self._then}{again}\n".encode())
+
+
+def exit_code(name: str) -> int:
+    """What shells expect of a process ended by the signal of that name, 128 + number; 0 if ""."""
+    return 128 + signal.Signals[name] if name else 0
 
 
 def format_seconds(seconds: float) -> str:

@@ -56,7 +56,7 @@ def _check_values(config: Config):
         "active_factor": 0, "min_days": 0,
         "num_clients": 1, "shards_per_client": 1, "min_samples": 1, "max_samples": 1,
         "min_clients": 1, "select_decay": 0,
-        "finetune_epochs": 0,
+        "finetune_epochs": 0, "rounds_per_sync": 1,
     }  # fmt: skip
     for name, smallest in at_least.items():
         value = getattr(config, name)

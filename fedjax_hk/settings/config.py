@@ -293,6 +293,12 @@ class Config:
     report: bool = _flag(True, "Run", "make report.html and pictures at the end")
     chunk: int = _flag(0, "Run", "clients a device trains at once; 0 chooses")
     devices: int = _flag(0, "Run", "devices to use; 0: all accelerators, or all CPU cores")
+    rounds_per_sync: int = _flag(
+        1,
+        "Run",
+        "rounds that stay on the device before the host looks at them; all of them are lost if "
+        "it is killed in between",
+    )
     gradient_spread: bool = _flag(
         False, "Run", "log eq. (3) each round: costs a pass over all windows of the fleet"
     )

@@ -7,7 +7,7 @@ import math
 import os
 import pathlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -115,29 +115,10 @@ class Checkpoints:
           ValueError: structure, a shape or a dtype differs from `like`.
           CheckpointError: the checkpoint is missing or torn.
         """
-        self.wait()
-        if round_number not in self._manager.all_steps():
-            raise CheckpointError(
-                f"{self._folder} has no checkpoint of round {round_number}; it has {self.rounds()}"
-            )
-        where = self._folder / str(round_number)
-        try:
-            stored = self._manager.metadata(round_number).custom_metadata["layout"]
-        except _UNREADABLE as error:
-            raise CheckpointError(f"{where} cannot be read: {error!r}") from error
+        where, stored = self._stored(round_number)
         wanted = dict(_named_leaves(like))
         _compare(where, stored, {name: _layout(leaf) for name, leaf in wanted.items()})
-        wanted_full = {name: leaf for name, leaf in wanted.items() if math.prod(np.shape(leaf))}
-        try:
-            found = self._manager.restore(
-                round_number,
-                args=self._ocp.args.PyTreeRestore(
-                    item=wanted_full,
-                    restore_args={k: self._restore_args(v) for k, v in wanted_full.items()},
-                ),
-            )
-        except _UNREADABLE as error:
-            raise CheckpointError(f"{where} cannot be read: {error!r}") from error
+        found = self._read(round_number, wanted)
         leaves = [_as(leaf, found.get(name)) for name, leaf in wanted.items()]
         return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
@@ -151,18 +132,76 @@ class Checkpoints:
           ValueError: as `restore`.
           CheckpointError: there are checkpoints, but none can be read; all are left.
         """
+        return self._latest(lambda number: self.restore(number, like))
+
+    def latest_leaves(
+        self, like: State, names: Mapping[str, Sequence[str]]
+    ) -> tuple[int, dict[str, Any]] | None:
+        """Some leaves of the newest state, whatever else it holds; as `restore_latest`.
+
+        Args:
+          like: a state of which the leaves have the shapes and dtypes that are expected.
+          names: leaves to read, by their path in `like` (those that it lacks are left out);
+            and what earlier versions called them.
+        """
+        wanted = {name: leaf for name, leaf in _named_leaves(like) if name in names}
+
+        def read(number: int) -> dict[str, Any]:
+            where, stored = self._stored(number)
+            spelled = {
+                name: next((one for one in (name, *names[name]) if one in stored), name)
+                for name in wanted
+            }
+            found = {name: stored[one] for name, one in spelled.items() if one in stored}
+            _compare(where, found, {name: _layout(leaf) for name, leaf in wanted.items()})
+            leaves = self._read(number, {spelled[name]: wanted[name] for name in wanted})
+            return {name: _as(wanted[name], leaves.get(spelled[name])) for name in wanted}
+
+        return self._latest(read)
+
+    def _stored(self, round_number: int) -> tuple[pathlib.Path, dict[str, str]]:
+        """Where a checkpoint is, and shape and dtype of its leaves."""
+        self.wait()
+        if round_number not in self._manager.all_steps():
+            raise CheckpointError(
+                f"{self._folder} has no checkpoint of round {round_number}; it has {self.rounds()}"
+            )
+        where = self._folder / str(round_number)
+        try:
+            return where, self._manager.metadata(round_number).custom_metadata["layout"]
+        except _UNREADABLE as error:
+            raise CheckpointError(f"{where} cannot be read: {error!r}") from error
+
+    def _read(self, round_number: int, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        """Leaves by their stored name; empty ones, which are not stored, are left out."""
+        full = {name: leaf for name, leaf in wanted.items() if math.prod(np.shape(leaf))}
+        try:
+            return self._manager.restore(
+                round_number,
+                args=self._ocp.args.PyTreeRestore(
+                    item=full,
+                    restore_args={k: self._restore_args(v) for k, v in full.items()},
+                    partial_restore=True,
+                ),
+            )
+        except _UNREADABLE as error:
+            where = self._folder / str(round_number)
+            raise CheckpointError(f"{where} cannot be read: {error!r}") from error
+
+    def _latest(self, read: Callable[[int], Any]) -> tuple[int, Any] | None:
+        """The newest round that can be read, and what was read of it; None if there is none."""
         self.wait()
         torn: list[int] = []
         for round_number in reversed(self.rounds()):
             try:
-                state = self.restore(round_number, like)
+                found = read(round_number)
             except CheckpointError as error:
                 self._log(f"checkpoint of round {round_number} left out: {error}")
                 torn.append(round_number)
                 continue
             for later in torn:
                 self._manager.delete(later)
-            return round_number, state
+            return round_number, found
         if torn:
             raise CheckpointError(f"{self._folder}: no checkpoint can be read, tried {torn}")
         return None
