@@ -18,7 +18,7 @@ from absl import flags
 
 from fedjax_hk import metrics
 from fedjax_hk.report import page, plots, summary
-from fedjax_hk.report.load import RunTables, load
+from fedjax_hk.report.load import RunTables, load_run
 from fedjax_hk.report.text import format_table
 from fedjax_hk.settings.config import Config
 from fedjax_hk.store.run_folder import RunFolder, RunFolderError
@@ -66,7 +66,7 @@ def load_methods(paths: Sequence[str | os.PathLike]) -> list[Method]:
         raise CompareError(f"{again} is given twice; give each run once.")
     if len(whole) < 2:
         raise CompareError("Give two run folders or more.")
-    runs = [load(path) for path in paths]
+    runs = [load_run(path) for path in paths]
     for run in runs:
         if run.clients is None:
             raise CompareError(

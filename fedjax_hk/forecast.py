@@ -18,7 +18,7 @@ from absl import flags
 from fedjax_hk.data import DataError, Table, next_windows
 from fedjax_hk.data.scaling import fit_scaler
 from fedjax_hk.settings.config import Config, ConfigError, from_stored
-from fedjax_hk.store.run_folder import RunFolder, RunFolderError, open_existing
+from fedjax_hk.store.run_folder import RunFolder, RunFolderError, open_folder
 from fedjax_hk.types import Excluded, Fleet
 
 # What a forecast needs of a state, and what earlier versions called it.
@@ -52,7 +52,7 @@ def forecast(
       RunFolderError: no such run, one of another kind, or one that is going on.
       CheckpointError: no checkpoint of it can be read.
     """
-    with open_existing(run, flag="--run") as folder:
+    with open_folder(run, flag="--run") as folder:
         config = _forecaster(folder)
         scaling = folder.read_table("scaling", ["client"])
         coalitions = folder.read_table("coalitions", ["client", "coalition", "status"])
@@ -259,7 +259,7 @@ def _main(run: str, data: str, data_format: str, output: str) -> tuple[str, str]
     """What goes to standard output, and the notes beside it."""
     from fedjax_hk.run.load import load_table
 
-    with open_existing(run, lock=False, flag="--run") as folder:
+    with open_folder(run, lock=False, flag="--run") as folder:
         config = _forecaster(folder)
     if data:
         config = dataclasses.replace(config, data=data, data_format=data_format or "auto")

@@ -167,7 +167,7 @@ def _start(config: Config) -> int:
         fleet = load_fleet(config)
         checks.check_fleet(config, len(fleet.client_ids))
         devices.use(config)
-        folder = run_folder.create(config.output, name=config.agg)
+        folder = run_folder.create_folder(config.output, name=config.agg)
     except (DataError, run_folder.RunFolderError) as error:
         return _refuse(error)
     with folder:
@@ -193,7 +193,7 @@ def _resume(path: str, given: dict[str, Any]) -> int:
     from fedjax_hk.store import run_folder
 
     try:
-        folder = run_folder.open_existing(path)
+        folder = run_folder.open_folder(path)
     except run_folder.RunFolderError as error:
         return _refuse(error)
     with folder:
@@ -248,7 +248,7 @@ def _train(config: Config, fleet, folder, resume: bool) -> int:
             callbacks = []
             if config.tensorboard:
                 callbacks = [stack.enter_context(TensorBoard(folder.path / "tensorboard"))]
-            outcome = loop.run(prepared, folder, resume=resume, callbacks=callbacks)
+            outcome = loop.simulate(prepared, folder, resume=resume, callbacks=callbacks)
     except (CheckpointError, RunFolderError) as error:  # the folder's files were altered
         return _refuse(error)
     if outcome.stopped:

@@ -79,7 +79,7 @@ def make_run(
     config = config or Config(opinion="update", tau=0.5, rounds=rounds, seed=seed)
     num, rule = len(fleet.client_ids), config.rule()
     rng = np.random.default_rng(seed)
-    with run_folder.create(path) as folder:
+    with run_folder.create_folder(path) as folder:
         contents.begin(folder, config, fleet)
         for number in range(1, rounds + 1):
             opinions = opinions_of(num, seed + number).astype(np.float32)

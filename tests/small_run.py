@@ -89,10 +89,10 @@ class Ran:
     """A run in a new folder, with all that it said."""
 
     def __init__(self, prepared, path, callbacks=(), resume=False):
-        opened = run_folder.open_existing(path) if resume else run_folder.create(path)
+        opened = run_folder.open_folder(path) if resume else run_folder.create_folder(path)
         self.path, self.stream, self.seen = opened.path, io.StringIO(), []
         with opened as folder:
-            self.outcome = loop.run(
+            self.outcome = loop.simulate(
                 prepared,
                 folder,
                 resume=resume,

@@ -244,10 +244,10 @@ def prepared(fleet):
 @pytest.fixture(scope="module")
 def ran(prepared, tmp_path_factory):
     stream = io.StringIO()
-    with run_folder.create(str(tmp_path_factory.mktemp("runs") / "run")) as folder:
+    with run_folder.create_folder(str(tmp_path_factory.mktemp("runs") / "run")) as folder:
         folder.write_config({})
         partition_files.write(folder, prepared.fleet)
-        outcome = loop.run(prepared, folder, stream=stream)
+        outcome = loop.simulate(prepared, folder, stream=stream)
     return folder.path, outcome, stream.getvalue()
 
 
@@ -296,11 +296,11 @@ def test_classes_are_learned(prepared):
 def test_a_run_goes_on_to_the_same_bits(ran, prepared, tmp_path):
     _, whole, _ = ran
     one = prepared._replace(config=dataclasses.replace(CONFIG, rounds=1))
-    with run_folder.create(str(tmp_path / "run")) as folder:
+    with run_folder.create_folder(str(tmp_path / "run")) as folder:
         folder.write_config({})
-        loop.run(one, folder, stream=io.StringIO())
-    with run_folder.open_existing(tmp_path / "run") as folder:
-        outcome = loop.run(prepared, folder, resume=True, stream=io.StringIO())
+        loop.simulate(one, folder, stream=io.StringIO())
+    with run_folder.open_folder(tmp_path / "run") as folder:
+        outcome = loop.simulate(prepared, folder, resume=True, stream=io.StringIO())
     pd.testing.assert_frame_equal(outcome.clients, whole.clients)
     pd.testing.assert_frame_equal(
         outcome.rounds.drop(columns="seconds"), whole.rounds.drop(columns="seconds")

@@ -30,7 +30,7 @@ def earlier(tmp_path):
 
 
 def test_it_is_read_with_the_names_of_now(earlier):
-    run = load.load(earlier)
+    run = load.load_run(earlier)
     assert run.config.agg == "hk_cosine" and run.config.samples == "readings"
     assert len(run.rounds) == 2 and run.clients is not None
     assert np.isfinite(run.rounds["within_spread"]).all()

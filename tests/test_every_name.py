@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from fedjax_hk import main as main_lib
-from fedjax_hk.report.load import load
+from fedjax_hk.report.load import load_run
 from fedjax_hk.round import engine as engine_lib
 from fedjax_hk.rules import CHOICES, RULES
 from fedjax_hk.settings import config as config_lib
@@ -54,7 +54,7 @@ def command(tmp_path, capfd):
 
 def check(path):
     """What the tables of any run must hold, and that nothing in the summary is no number."""
-    run = load(path)
+    run = load_run(path)
     rounds, clients, task, rule = run.rounds, run.clients, run.task, run.config.rule()
     assert rounds["round"].tolist() == list(range(1, ROUNDS + 1))
     assert len(clients) == CLIENTS
@@ -112,7 +112,7 @@ def check_report(path):
     names = {name.split(".")[0] for name in files}
     assert files == sorted(f"{name}.{kind}" for name in names for kind in ("png", "svg"))
     assert all((path / "pictures" / name).stat().st_size > 3000 for name in files)
-    run = load(path)
+    run = load_run(path)
     expected = {*(curve.name for curve in run.task.words.curves), "errors_against_naive"}
     expected |= {"forecasts"} if run.config.samples == "readings" else {"partition"}
     if run.config.rule().select != "pooled":

@@ -46,8 +46,8 @@ def ran(tmp_path_factory):
     fleet = data.build_fleet(part_of(table, 80), lookback=LOOKBACK)
     path = tmp_path_factory.mktemp("forecast") / "run"
     prepared = prepare_lib.prepare(settings(), fleet, MODEL)
-    with run_folder.create(path) as folder:
-        outcome = loop.run(prepared, folder)
+    with run_folder.create_folder(path) as folder:
+        outcome = loop.simulate(prepared, folder)
     return path, outcome.state, fleet, table
 
 
@@ -99,7 +99,7 @@ def test_folders_that_cannot_forecast(ran, tmp_path):
     with pytest.raises(RunFolderError, match=r"flag --run: .* does not exist"):
         forecast_lib.forecast(tmp_path / "nothing", table)
     with (
-        run_folder.open_existing(path),
+        run_folder.open_folder(path),
         pytest.raises(RunFolderError, match=r"process .* is running"),
     ):
         forecast_lib.forecast(path, table, MODEL)

@@ -117,7 +117,7 @@ def test_report_says_what_the_summary_says(whole):
 
 def test_report_depends_on_the_folder_alone(whole):
     """Made again, what takes no compiling has the same bytes."""
-    run = load.load(whole)
+    run = load.load_run(whole)
     for one in (*pictures._over_rounds(run), *pictures._errors(run), *pictures._together(run)):
         svg = plots.to_svg(one.figure, one.name)
         stored = (whole / "pictures" / f"{one.name}.svg").read_text()
@@ -126,7 +126,7 @@ def test_report_depends_on_the_folder_alone(whole):
 
 def quick(path, **options):
     """The page without the pictures that take compiling."""
-    run = load.load(make_run(path, **options))
+    run = load.load_run(make_run(path, **options))
     return run, html.unescape(re.sub(r"<[^>]*>", " ", build.page_of(run, [])))
 
 
@@ -269,7 +269,7 @@ def test_tables_of_an_earlier_end_are_not_shown(tmp_path):
     path = make_run(tmp_path / "run")
     rows = (path / "rounds.csv").read_text().splitlines()
     (path / "rounds.csv").write_text("\n".join([*rows, "3," + rows[-1].split(",", 1)[1]]) + "\n")
-    run = load.load(path)
+    run = load.load_run(path)
     assert run.clients is None and run.opinions is None
     assert len(run.rounds) == 3
 
@@ -295,7 +295,7 @@ def test_settings_of_another_version_are_shown(tmp_path):
     del stored["flags"]["epochs"]
     stored["flags"]["from_the_future"] = 7
     (path / "config.json").write_text(json.dumps(stored))
-    run = load.load(path)
+    run = load.load_run(path)
     assert run.config == dataclasses.replace(run.config, epochs=Config.epochs)
     assert "--from_the_future" in build.page_of(run, [])
 
@@ -327,7 +327,7 @@ def test_a_thousand_clients_stay_legible_and_small(tmp_path):
 
 
 def test_lines_show_the_tables(tmp_path):
-    run = load.load(make_run(tmp_path / "run", rounds=3))
+    run = load.load_run(make_run(tmp_path / "run", rounds=3))
     error, accuracy = pictures._over_rounds(run)
     lines = error.figure.axes[0].get_lines()
     np.testing.assert_array_equal(lines[0].get_ydata(), run.rounds["mae_units"])
@@ -427,7 +427,7 @@ def test_older_run_folders_still_have_a_report(tmp_path):
     path = make_run(tmp_path / "run")
     (path / "opinions.npz").unlink()
     (path / "forecasts.csv").unlink()
-    run = load.load(path)
+    run = load.load_run(path)
     assert run.opinions is None and run.forecasts is None
     run = run._replace(clients=run.clients.drop(columns=["mean_units", "zero_share"]))
     text = re.sub("<[^>]*>", " ", build.page_of(run, []))
@@ -437,11 +437,11 @@ def test_older_run_folders_still_have_a_report(tmp_path):
 def test_copied_folder_gives_the_same_page_but_for_its_path(whole, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(whole, copy)
-    run, other = load.load(whole), load.load(copy)
+    run, other = load.load_run(whole), load.load_run(copy)
     pd.testing.assert_frame_equal(run.rounds, other.rounds)
     assert build.page_of(run, []).replace(str(whole), str(copy)) == build.page_of(other, [])
 
 
 def test_folder_without_rounds_is_refused(tmp_path):
     with pytest.raises(RunFolderError, match=re.escape("config.json")):
-        load.load(tmp_path)
+        load.load_run(tmp_path)

@@ -49,7 +49,7 @@ def pages(tmp_path_factory):
     fleet = fleet._replace(client_ids=names)
     one = make_run(base / "one", fleet=fleet)
     two = make_run(base / "two", Config(agg="fedavg", rounds=2), fleet=fleet, seed=1)
-    run = load.load(one)
+    run = load.load_run(one)
     parts = (pictures._over_rounds, pictures._errors, pictures._forecasts, pictures._together)
     figures = [
         page.figure(plots.to_svg(one.figure, one.name), one.title, one.caption, one.alt)

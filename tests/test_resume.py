@@ -21,7 +21,7 @@ compiled = {}  # by the shape of the data; the tests run one rule only
 @pytest.fixture
 def command(monkeypatch, tmp_path, capfd):
     """The command with the small forecaster; returns code, output and error."""
-    prepare, run = prepare_lib.prepare, loop.run
+    prepare, run = prepare_lib.prepare, loop.simulate
     monkeypatch.chdir(tmp_path)
     compile_less(monkeypatch)
 

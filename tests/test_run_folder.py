@@ -33,7 +33,7 @@ def start_process(code, *arguments):
 
 @pytest.fixture
 def folder(tmp_path):
-    with run_folder.create(tmp_path / "run") as opened:
+    with run_folder.create_folder(tmp_path / "run") as opened:
         yield opened
 
 
@@ -50,7 +50,7 @@ def test_runs_of_the_same_second_in_many_processes_get_their_own_folder(tmp_path
         from fedjax_hk.store import run_folder
         print("ready", flush=True)
         sys.stdin.readline()
-        print(*[run_folder.create(base=sys.argv[1], name="hk").path for _ in range(20)])
+        print(*[run_folder.create_folder(base=sys.argv[1], name="hk").path for _ in range(20)])
     """
     processes = [start_process(code, tmp_path) for _ in range(2)]
     for process in processes:
@@ -72,7 +72,7 @@ def test_of_two_processes_given_the_same_empty_folder_one_gets_it(tmp_path):
         print("ready", flush=True)
         sys.stdin.readline()
         try:
-            held = run_folder.create(sys.argv[1])
+            held = run_folder.create_folder(sys.argv[1])
             print("mine")
         except run_folder.RunFolderError:
             print("refused")
@@ -88,51 +88,51 @@ def test_of_two_processes_given_the_same_empty_folder_one_gets_it(tmp_path):
 
 
 def test_name_is_made_fit_for_a_folder(tmp_path):
-    with run_folder.create(base=tmp_path, name="../hk cosine/tau=0.9") as made:
+    with run_folder.create_folder(base=tmp_path, name="../hk cosine/tau=0.9") as made:
         assert made.path.parent == tmp_path
         assert made.path.name[15:] == "-.._hk_cosine_tau=0.9"
 
 
 def test_a_folder_that_is_there_and_empty_is_taken(tmp_path):
-    with run_folder.create(tmp_path) as made:
+    with run_folder.create_folder(tmp_path) as made:
         assert made.path == tmp_path
 
 
 def test_a_folder_with_something_in_it_is_refused(tmp_path):
     (tmp_path / "thesis.txt").write_text("")
     with pytest.raises(RunFolderError, match=r"--output.*not empty.*thesis.txt.*new or empty"):
-        run_folder.create(tmp_path)
+        run_folder.create_folder(tmp_path)
 
 
 @pytest.mark.parametrize("keyword", ["path", "base"])
 def test_a_file_in_place_of_the_folder_is_refused(tmp_path, keyword):
     (tmp_path / "file").write_text("")
     with pytest.raises(RunFolderError, match=r"--output: .*file is a file; give"):
-        run_folder.create(**{keyword: tmp_path / "file"})
+        run_folder.create_folder(**{keyword: tmp_path / "file"})
 
 
 @pytest.mark.parametrize("keyword", ["path", "base"])
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path, keyword):
     (tmp_path / "file").write_text("")
     with pytest.raises(RunFolderError, match=r"--output: cannot write .*file/sub.*give --output"):
-        run_folder.create(**{keyword: tmp_path / "file" / "sub"})
+        run_folder.create_folder(**{keyword: tmp_path / "file" / "sub"})
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_folder_without_write_permission_is_refused(tmp_path):
     (tmp_path / "run").mkdir(mode=0o500)
     with pytest.raises(RunFolderError, match="--output: cannot write"):
-        run_folder.create(tmp_path / "run")
+        run_folder.create_folder(tmp_path / "run")
 
 
 def test_opening_says_what_was_found(tmp_path):
     with pytest.raises(RunFolderError, match=r"--resume: .*none does not exist"):
-        run_folder.open_existing(tmp_path / "none")
+        run_folder.open_folder(tmp_path / "none")
     (tmp_path / "notes").write_text("")
     with pytest.raises(RunFolderError, match=r"--resume: .*notes is a file"):
-        run_folder.open_existing(tmp_path / "notes")
+        run_folder.open_folder(tmp_path / "notes")
     with pytest.raises(RunFolderError, match=r"no config.json \(found: notes\)"):
-        run_folder.open_existing(tmp_path)
+        run_folder.open_folder(tmp_path)
 
 
 def test_a_running_run_cannot_be_opened_by_another_process_and_jax_is_not_imported(folder):
@@ -140,10 +140,10 @@ def test_a_running_run_cannot_be_opened_by_another_process_and_jax_is_not_import
     code = """
         import sys
         from fedjax_hk.store import run_folder
-        with run_folder.open_existing(sys.argv[1], lock=False) as look:
+        with run_folder.open_folder(sys.argv[1], lock=False) as look:
             print(look.read_config())
         try:
-            run_folder.open_existing(sys.argv[1])
+            run_folder.open_folder(sys.argv[1])
         except run_folder.RunFolderError as error:
             print(error)
         print("jax", "jax" in sys.modules)
@@ -158,7 +158,7 @@ def test_the_lock_ends_with_a_killed_process(tmp_path):
     code = """
         import sys, time
         from fedjax_hk.store import run_folder
-        held = run_folder.create(sys.argv[1])
+        held = run_folder.create_folder(sys.argv[1])
         held.write_config({})
         (held.path / ".config.json.tmp").write_text("half")
         print("ready", flush=True)
@@ -167,12 +167,12 @@ def test_the_lock_ends_with_a_killed_process(tmp_path):
     process = start_process(code, tmp_path / "run")
     process.stdout.readline()
     with pytest.raises(RunFolderError, match=f"process {process.pid} is running"):
-        run_folder.open_existing(tmp_path / "run")
+        run_folder.open_folder(tmp_path / "run")
     process.kill()
     process.communicate()
-    with run_folder.open_existing(tmp_path / "run") as opened:
+    with run_folder.open_folder(tmp_path / "run") as opened:
         assert not list(opened.path.glob(".*.tmp"))
-    with run_folder.open_existing(tmp_path / "run"):  # closed, so free again
+    with run_folder.open_folder(tmp_path / "run"):  # closed, so free again
         pass
 
 
@@ -226,7 +226,7 @@ def test_log_stamps_every_line(folder):
 @hypothesis.given(st.lists(st.floats(width=64), min_size=1))
 def test_floats_read_back_bit_equal(tmp_path_factory, values):
     values = [math.nan if math.isnan(value) else value for value in values]  # one kind of NaN
-    with run_folder.create(tmp_path_factory.mktemp("runs")) as opened:
+    with run_folder.create_folder(tmp_path_factory.mktemp("runs")) as opened:
         opened.append_rows("rounds", [{"round": i, "mae": v} for i, v in enumerate(values)])
         assert bits(opened.read_table("rounds")["mae"]) == bits(values)
         plain = pd.read_csv(opened.path / "rounds.csv", **EXACT)
@@ -239,7 +239,7 @@ def test_floats_read_back_bit_equal(tmp_path_factory, values):
 @hypothesis.given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0"))))
 def test_text_reads_back(tmp_path_factory, values):
     values = ["x", *values]
-    with run_folder.create(tmp_path_factory.mktemp("runs")) as opened:
+    with run_folder.create_folder(tmp_path_factory.mktemp("runs")) as opened:
         opened.append_rows("clients", [{"round": 1, "client": value} for value in values])
         read = opened.read_table("clients", text=["client"])["client"].tolist()
         assert read == [value or None for value in values]
@@ -302,7 +302,7 @@ def test_header_is_written_once_also_after_reopening(folder):
     folder.append_rows("rounds", [{"mae": 3.0, "round": 2}])  # order of keys is free
     folder.write_config({})
     folder.close()
-    with run_folder.open_existing(folder.path) as again:
+    with run_folder.open_folder(folder.path) as again:
         again.append_rows("rounds", [{"round": 3, "mae": 4.0}])
     assert (folder.path / "rounds.csv").read_text() == "round,mae\n1,2.0\n2,3.0\n3,4.0\n"
 

@@ -10,7 +10,7 @@ from typing import Any
 
 
 class TensorBoard:
-    """A callback of `run.loop.run`: every number of `rounds.csv` becomes a scalar.
+    """A callback of `run.loop.simulate`: every number of `rounds.csv` becomes a scalar.
 
     A context manager, which closes the file. Written by tensorboardX, which needs no
     TensorFlow; `tensorboard --logdir=FOLDER` shows it.

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from fedjax_hk.report import isolated, page, plots, summary
-from fedjax_hk.report.load import RunTables, load
+from fedjax_hk.report.load import RunTables, load_run
 from fedjax_hk.report.pictures import pictures
 from fedjax_hk.rules import NO_OPINIONS
 from fedjax_hk.settings.config import Config
@@ -28,7 +28,7 @@ def write_report(path: str | os.PathLike) -> pathlib.Path:
     Raises:
       RunFolderError: as `run_tables.load`.
     """
-    run, folder = load(path), RunFolder(pathlib.Path(path), None)
+    run, folder = load_run(path), RunFolder(pathlib.Path(path), None)
     figures = []
     for one in pictures(run):
         svg = plots.to_svg(one.figure, one.name)

@@ -63,7 +63,7 @@ class RunTables(NamedTuple):
         return max(self.config.rounds, int(self.rounds["round"].iloc[-1]))
 
 
-def load(path: str | os.PathLike) -> RunTables:
+def load_run(path: str | os.PathLike) -> RunTables:
     """Reads a run folder; takes no lock, so a run that goes on may be looked at.
 
     Raises:

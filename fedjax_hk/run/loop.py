@@ -33,7 +33,7 @@ class Outcome(NamedTuple):
     stopped: str
 
 
-def run(
+def simulate(
     prepared: Prepared,
     folder: RunFolder,
     *,

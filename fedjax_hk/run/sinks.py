@@ -48,7 +48,7 @@ class Sink(Protocol):
 
 
 class Callback(Protocol):
-    """What `run` calls, such as `integrations.tensorboard.TensorBoard`."""
+    """What `simulate` calls, such as `integrations.tensorboard.TensorBoard`."""
 
     def on_round_end(self, round_number: int, metrics: dict[str, Any]) -> None:
         """Takes the row of `rounds.csv` once a round is in the tables."""

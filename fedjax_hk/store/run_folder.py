@@ -46,7 +46,7 @@ _PACKAGES = (
 )
 
 
-def create(
+def create_folder(
     path: str | os.PathLike = "", base: str | os.PathLike = "runs", name: str = ""
 ) -> RunFolder:
     """A new, empty, locked run folder.
@@ -86,7 +86,7 @@ def create(
     return RunFolder(folder, _hold(lock, folder, "--output"), made)
 
 
-def open_existing(path: str | os.PathLike, lock: bool = True, flag: str = "--resume") -> RunFolder:
+def open_folder(path: str | os.PathLike, lock: bool = True, flag: str = "--resume") -> RunFolder:
     """The folder of an earlier run, locked for this process.
 
     Args:
@@ -122,7 +122,7 @@ def open_existing(path: str | os.PathLike, lock: bool = True, flag: str = "--res
 
 
 class RunFolder(Tables):
-    """One run's folder; made by `create` or `open_existing`, released by `close`.
+    """One run's folder; made by `create_folder` or `open_folder`, released by `close`.
 
     Attributes:
       path: the folder.
@@ -190,7 +190,7 @@ class RunFolder(Tables):
             raise RunFolderError(f"{self.path / name} is not JSON: {error}") from error
 
     def write_config(self, config: Mapping[str, Any]) -> None:
-        """Writes config.json; call it before round one, `open_existing` asks for it."""
+        """Writes config.json; call it before round one, `open_folder` asks for it."""
         self.write_json(_CONFIG, config)
 
     def read_config(self) -> dict[str, Any]:
