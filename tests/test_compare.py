@@ -156,8 +156,8 @@ def test_classes_of_samples(tmp_path):
     assert "Right of the dashed line is better" in page
     dealt = classes_of()._replace(owners=(np.zeros(1, int), np.zeros(1, int)))
     dealt = make_run(tmp_path / "dealt", Config(agg="fedavg", **flags), fleet=dealt, finish=False)
-    first, other = compare.load(good), compare.load(dealt)
+    first, other = compare.load_run(good), compare.load(dealt)
     with pytest.raises(compare.CompareError, match="dealt out otherwise, as by another --seed"):
         compare._check_same(first, other)
     with pytest.raises(compare.CompareError, match="other tasks"):
-        compare._check_same(first, compare.load(make_run(tmp_path / "meters", FEDAVG)))
+        compare._check_same(first, compare.load_run(make_run(tmp_path / "meters", FEDAVG)))
