@@ -156,7 +156,7 @@ def test_classes_of_samples(tmp_path):
     assert "Right of the dashed line is better" in page
     dealt = classes_of()._replace(owners=(np.zeros(1, int), np.zeros(1, int)))
     dealt = make_run(tmp_path / "dealt", Config(agg="fedavg", **flags), fleet=dealt, finish=False)
-    first, other = compare.load_run(good), compare.load(dealt)
+    first, other = compare.load_run(good), compare.load_run(dealt)
     with pytest.raises(compare.CompareError, match="dealt out otherwise, as by another --seed"):
         compare._check_same(first, other)
     with pytest.raises(compare.CompareError, match="other tasks"):

@@ -1,62 +1,64 @@
-"""What the README shows is run as it stands there."""
+"""Flags and presets that documents name exist, and the set-up commands are single lines."""
 
-import pathlib
+from __future__ import annotations
+
 import re
+from pathlib import Path
 
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
+from fedjax_hk.settings import checks
+from fedjax_hk.settings.flags import define_flags, parse
+
+ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
+PRESETS = sorted((ROOT / "experiments/presets").glob("*.flags"))
+DOCUMENTS = [
+    ROOT / "README.md", ROOT / "BUILD_NOTES.md", *sorted((ROOT / "docs").glob("*.md")), *PRESETS,
+]  # fmt: skip
 
 
-def example(name: str) -> str:
-    """The code block that follows `<!-- name -->`."""
-    found = re.search(rf"<!-- {name} -->\s*```python\n(.*?)```", README, re.DOTALL)
-    assert found, f"README has no block {name}"
-    return found.group(1)
+def defined_in(path: Path) -> set[str]:
+    """Flags that a script or a command defines for itself."""
+    return set(re.findall(r'DEFINE_\w+\(\s*"(\w+)"', path.read_text()))
 
 
-def test_hk_example_embeds_the_operator(capsys):
-    code = example("hk-example")
-    scope = {}
-    exec(compile(code, "README", "exec"), scope)
-    found = scope["found"]
-    assert found.labels_s.tolist() == [0, 0, 2, 2, 4]
-    assert bool(found.converged)
-    assert "[0 0 2 2 4]" in capsys.readouterr().out
-    lines = [line for line in code.splitlines() if line.strip()]
-    assert len(lines) <= 20
+def flags_of(command: str) -> set[str] | None:
+    """Flags that the command of a line takes; None for a command of somebody else's."""
+    if found := re.search(r"experiments/(\w+)\.py", command):
+        return defined_in(ROOT / "experiments" / f"{found[1]}.py")
+    if found := re.search(r"-m fedjax_hk\.(\w+)", command):
+        return MAIN if found[1] == "main" else OF_DOORS
+    return None if re.search(r"\bpip\b|\bpytest\b|\bpython3 -m venv\b", command) else MAIN | OF_DOORS
 
 
-@pytest.mark.slow
-def test_library_example_runs(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    scope = {}
-    exec(compile(example("library-example"), "README", "exec"), scope)
-    assert len(scope["outcome"].rounds) == 2
-    assert "after 2 rounds" in capsys.readouterr().out
+MAIN = {*define_flags(), "flagfile"}
+OF_DOORS = {"run", "data", "data_format", "output"}
 
 
-def test_flags_that_documents_name_exist():
-    from fedjax_hk.main import define_flags
-
-    known = set(define_flags()) | {"flagfile", "json", "rows", "repeats", "run"}
-    known |= {"results", "picture"}  # of experiments
-    # Command line options of other programs that the documents call.
-    known |= {"no-deps", "durations", "run", "raw"}
-    presets = [path.read_text() for path in (ROOT / "experiments/presets").glob("*.flags")]
-    for text in [README, (ROOT / "BUILD_NOTES.md").read_text(), *presets]:
-        for name in re.findall(r"(?<![\w-])--([a-z_]+)", text):
-            assert name in known or name.removeprefix("no") in known, name
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_flags_that_documents_name_exist(path):
+    text = path.read_text().replace("\\\n", " ")  # a command over several lines is one
+    for line in text.splitlines():
+        known = flags_of(line)
+        for name in re.findall(r"(?<![\w-])--([a-z_]+)", line) if known is not None else ():
+            assert name in known or name.removeprefix("no") in known, line
 
 
-@pytest.mark.parametrize(
-    "path", sorted((ROOT / "experiments/presets").glob("*.flags")), ids=lambda path: path.name
-)
+def test_doors_take_the_flags_that_they_are_shown_with():
+    for door in ("forecast.py", "compare.py", "report/__main__.py"):
+        text = (ROOT / "fedjax_hk" / door).read_text()
+        assert any(f'"{name}"' in text for name in OF_DOORS), door
+
+
+@pytest.mark.parametrize("name", ["run-command", "test-command"])
+def test_set_up_is_one_line_to_paste(name):
+    block = re.search(rf"<!-- {name} -->\s*```\n(.*?)```", README, re.S)[1]
+    assert block.count("\n") == 1 and block.count(" && ") == 2
+
+
+@pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.name)
 def test_presets_are_accepted(path):
-    from fedjax_hk.main import parse
-    from fedjax_hk.settings import checks
-
     settings, given, _ = parse(["main", f"--flagfile={path}"])
     assert given
     checks.check(settings)

@@ -1,0 +1,76 @@
+"""What the guides show is run as it stands there, and every link leads somewhere."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", ROOT / "BUILD_NOTES.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def examples():
+    """Blocks that follow `<!-- example -->`; slow ones say so."""
+    for page in PAGES:
+        found = re.findall(
+            r"<!-- (slow )?example -->\s*```python\n(.*?)```", page.read_text(), re.S
+        )
+        for number, (slow, code) in enumerate(found):
+            marks = [pytest.mark.slow] if slow else []
+            yield pytest.param(code, id=f"{page.stem}-{number}", marks=marks)
+
+
+@pytest.mark.parametrize("code", list(examples()))
+def test_examples_run_in_a_process_of_their_own(code, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+    )
+    assert done.returncode == 0, done.stderr
+    for line in re.findall(r"print\(.*# (\[.*?\])", code):  # what a comment promises
+        assert line in done.stdout
+
+
+def anchors(page: Path) -> set[str]:
+    """Of the headings, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", page.read_text(), flags=re.S), re.M)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    text = re.sub(r"```.*?```|`[^`]*`", "", page.read_text(), flags=re.S)
+    links = re.findall(r"\]\(([^)\s]+)\)", text)
+    for link in links:
+        if re.match(r"https?:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"{page.name}: {link}"
+        if anchor:
+            assert anchor in anchors(target), f"{page.name}: {link}"
+
+
+def test_every_guide_is_in_the_index():
+    index = (ROOT / "docs/README.md").read_text()
+    for page in (ROOT / "docs").glob("*.md"):
+        assert page.name == "README.md" or f"({page.name})" in index, page.name
+
+
+FILES = re.compile(
+    r"`((?:fedjax_hk|rules|round|run|store|report|settings|models|tasks|data|hk|tests|experiments|docs)/[\w/]+\.\w+)`"
+)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_that_are_named_exist(page):
+    for name in FILES.findall(page.read_text()):
+        assert (ROOT / name).exists() or (ROOT / "fedjax_hk" / name).exists(), name
