@@ -32,7 +32,7 @@ def equal(left, right):
 @functools.cache
 def train_alone(trainer):
     """One client's training, compiled once for all that ask."""
-    return jax.jit(trainer.train, compiler_options={"xla_backend_optimization_level": 0})
+    return jax.jit(trainer.train)
 
 
 def locals_of(fed, fleet, state, info, *, seed=0, number=0, hparams=HPARAMS):
@@ -460,7 +460,7 @@ def test_a_chunk_of_rounds_is_its_rounds(federation, fleet):
     fed = federation("hk_cosine", choices={"opinion": "update", "serve": "coalition"})
     place = fed.place
     start, few, hparams = place((fed.start(), fleet(), jax.tree.map(np.float32, HPARAMS)))
-    chunk = jax.jit(fed.engine.chunk(4), compiler_options={"xla_backend_optimization_level": 0})
+    chunk = jax.jit(fed.engine.chunk(4))
     expected, infos = fed.run(fleet(), rounds=3, hparams=HPARAMS)
     state, found, snapshot = chunk(start, few, np.int32(0), np.int32(3), jax.random.key(0), hparams)
     np.testing.assert_allclose(state.params, expected.params, rtol=1e-5, atol=1e-7)

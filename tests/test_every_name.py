@@ -12,11 +12,10 @@ import pytest
 
 from fedjax_hk import main as main_lib
 from fedjax_hk.report.load import load_run
-from fedjax_hk.round import engine as engine_lib
 from fedjax_hk.rules import CHOICES, RULES
 from fedjax_hk.settings import config as config_lib
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compile_quickly")]
+pytestmark = pytest.mark.slow
 
 ROUNDS, CLIENTS, COHORT = 5, 6, 4
 SMALL = (f"--rounds={ROUNDS}", "--epochs=1", "--devices=1")
@@ -29,7 +28,6 @@ TASKS = {
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch, tmp_path):
     """Tiny runs are mostly compilation, which optimizing less makes shorter."""
-    monkeypatch.setattr(engine_lib, "CPU_LEVEL", 0)
     monkeypatch.chdir(tmp_path)
 
 

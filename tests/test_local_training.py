@@ -18,7 +18,6 @@ from fedjax_hk.rules.local import OBJECTIVES
 from fedjax_hk.tasks import FORECAST
 from fedjax_hk.types import HParams, Samples
 
-QUICK = {"xla_backend_optimization_level": 0}  # for programs that run once
 BATCH, EPOCHS, WIDTH = 4, 3, 13
 START = np.array([0.2, -0.7], np.float32)  # offset, slope
 CORRECTION = np.array([0.3, -0.2], np.float32)  # of SCAFFOLD, added to every gradient
@@ -339,10 +338,10 @@ def test_hessian_form_on_the_forecaster(samples, tiny_model):
     client = one_client(samples, 9)
     start = model.init(jax.random.key(4)) * 2
     hparams = as_arrays(HParams(learning_rate=1.0, alpha=0.1))
-    result = jax.jit(trainer.train, compiler_options=QUICK)(
+    result = jax.jit(trainer.train)(
         start, trainer.init_optimizer(start), client, jax.random.key(0), 1, hparams
     )
-    grad = jax.jit(lambda y: trainer.gradient(y, client)[1], compiler_options=QUICK)
+    grad = jax.jit(lambda y: trainer.gradient(y, client)[1])
     outer = grad(start - 0.1 * grad(start))
     step = 1e-2 / jnp.linalg.norm(outer)
     product = (grad(start + step * outer) - grad(start - step * outer)) / (2 * step)

@@ -33,7 +33,6 @@ from fedjax_hk.rules.averages import AVERAGES
 from fedjax_hk.rules.weighting import client_weights, distance_factor, krum_factor
 from fedjax_hk.types import HParams
 
-pytestmark = pytest.mark.usefixtures("compile_quickly")
 HPARAMS = jax.tree.map(np.float32, HParams())
 
 

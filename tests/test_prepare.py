@@ -6,14 +6,9 @@ import os
 import jax
 import numpy as np
 import pytest
-from small_run import MODEL, ROUNDS, Ran, compile_less, prepared_with, settings, small_fleet
+from small_run import MODEL, ROUNDS, Ran, prepared_with, settings, small_fleet
 
 from fedjax_hk.run import prepare as prepare_lib
-
-
-@pytest.fixture(autouse=True)
-def quickly(monkeypatch):
-    compile_less(monkeypatch)
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
+from fedjax_hk.settings.flags import define_flags, parse
 
 from fedjax_hk.settings import checks
-from fedjax_hk.settings.flags import define_flags, parse
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
@@ -29,7 +29,9 @@ def flags_of(command: str) -> set[str] | None:
         return defined_in(ROOT / "experiments" / f"{found[1]}.py")
     if found := re.search(r"-m fedjax_hk\.(\w+)", command):
         return MAIN if found[1] == "main" else OF_DOORS
-    return None if re.search(r"\bpip\b|\bpytest\b|\bpython3 -m venv\b", command) else MAIN | OF_DOORS
+    return (
+        None if re.search(r"\bpip\b|\bpytest\b|\bpython3 -m venv\b", command) else MAIN | OF_DOORS
+    )
 
 
 MAIN = {*define_flags(), "flagfile"}

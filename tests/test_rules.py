@@ -251,7 +251,7 @@ def _compiled(name, settings):
         members = Members(keys, clients, planted)
         return grouping.apply(state, opinions, gram, mask, members, hparams)
 
-    return jax.jit(apply, compiler_options={"xla_backend_optimization_level": 0})
+    return jax.jit(apply)
 
 
 def apply(
