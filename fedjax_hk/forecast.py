@@ -18,11 +18,9 @@ from absl import flags
 from fedjax_hk.data import DataError, Table, next_windows
 from fedjax_hk.data.scaling import fit_scaler
 from fedjax_hk.settings.config import Config, ConfigError, from_stored
+from fedjax_hk.settings.derived import kept_for_forecasts
 from fedjax_hk.store.run_folder import RunFolder, RunFolderError, open_existing
 from fedjax_hk.types import Excluded, Fleet
-
-# What a client that the run did not know is served with: the global model, local adaptation.
-_KEPT = ("alpha", "activation", "dropout", "lookback", "horizon", "scaler", "gaps")
 
 
 def forecast(
@@ -80,8 +78,8 @@ def _forecaster(folder: RunFolder) -> Config:
     config = from_stored(folder.read_config().get("flags", {}))
     if config.samples != "readings":
         raise RunFolderError(
-            f"--run={folder.path}: it is a run of --samples={config.samples}, which has no readings to "
-            "forecast; give a run of --samples=readings."
+            f"--run={folder.path}: it is a run of --samples={config.samples}, which has no "
+            "readings to forecast; give a run of --samples=readings."
         )
     return dataclasses.replace(config, devices=0)
 
@@ -147,8 +145,7 @@ def _assemble(config: Config, fleet: Fleet, model):
 
 
 def _global(config: Config) -> Config:
-    kept = {name: getattr(config, name) for name in _KEPT}
-    return Config(agg="fedavg", local=config.rule().local, **kept)
+    return Config(agg="fedavg", local=config.rule().local, **kept_for_forecasts(config))
 
 
 def _no_windows(config: Config, names: tuple[str, ...]) -> Fleet:

@@ -17,8 +17,7 @@ from fedjax_hk import models, parallel
 from fedjax_hk.round import engine as engine_lib
 from fedjax_hk.round import training
 from fedjax_hk.rules import RULES
-from fedjax_hk.rules.groupings import Settings
-from fedjax_hk.types import HParams, Samples
+from fedjax_hk.types import HParams, Samples, Settings
 
 jax.config.update("jax_num_cpu_devices", 2)  # before any back end starts
 jax.config.update("jax_numpy_rank_promotion", "raise")

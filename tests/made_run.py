@@ -10,6 +10,7 @@ import numpy as np
 from fedjax_hk import data, hk
 from fedjax_hk.report import partition_files, summary
 from fedjax_hk.round.engine import RoundInfo, Traffic
+from fedjax_hk.rules import CHOICES
 from fedjax_hk.run import simulation
 from fedjax_hk.settings.config import Config
 from fedjax_hk.store import records, run_folder
@@ -112,9 +113,7 @@ def make_run(
 
 
 def records_spaces():
-    from fedjax_hk.rules.opinions import OPINIONS
-
-    return OPINIONS
+    return CHOICES["opinion"]
 
 
 __all__ = ["CLIENTS", "HOSTILE", "fleet_of", "make_run", "opinions_of", "records", "summary"]

@@ -23,7 +23,8 @@ from fedjax_hk.data import synthetic_fleet
 from fedjax_hk.report import build
 from fedjax_hk.report.coalition_map import coalition_map, pair_limits, splitting_threshold
 from fedjax_hk.run import simulation
-from fedjax_hk.settings.config import Config
+from fedjax_hk.settings import thresholds
+from fedjax_hk.settings.config import Config, ConfigError
 from fedjax_hk.store import run_folder
 
 POISON = 1e6  # the forecaster answers NaN to windows that hold a reading above half of it
@@ -475,7 +476,7 @@ def test_the_threshold_that_is_named_splits(meaning, spread):
     opinions_sd = 1 + spread * (groups_sd + 0.3 * rng.standard_normal((20, 100)))
     opinions_sd = opinions_sd.astype(np.float32)
     gram = hk.gram_matrix(opinions_sd)
-    text = splitting_threshold(gram, np.ones(20, bool), meaning)
+    text = splitting_threshold(gram, np.ones(20, bool), thresholds.MEANINGS[meaning])
     assert text is not None
     assert len(text) <= 12
     exact = float(text)
@@ -487,9 +488,9 @@ def test_the_threshold_that_is_named_splits(meaning, spread):
 
 def test_opinions_that_no_threshold_splits():
     gram = hk.gram_matrix(np.ones((5, 3), np.float32))
-    assert splitting_threshold(gram, np.ones(5, bool), "cosine") is None
-    assert splitting_threshold(gram, np.arange(5) < 1, "cosine") is None
-    assert splitting_threshold(gram, np.zeros(5, bool), "distance") is None
+    assert splitting_threshold(gram, np.ones(5, bool), thresholds.MEANINGS["cosine"]) is None
+    assert splitting_threshold(gram, np.arange(5) < 1, thresholds.MEANINGS["cosine"]) is None
+    assert splitting_threshold(gram, np.zeros(5, bool), thresholds.MEANINGS["distance"]) is None
 
 
 def test_coalition_map_equals_plain_calls():
@@ -505,6 +506,30 @@ def test_coalition_map_equals_plain_calls():
         assert found.largest_t[i] == one.sizes_s.max()
         weights_s = np.asarray(one.weights_s)[mask]
         assert found.changes_t[i] == (np.abs(weights_s * 11 - 1).max() > 1e-5)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"tau_mode": "quantile"}, {"opinion": "centered"}, {"epochs": 2}, {"devices": 2},
+     {"agg": "hk_euclidean", "epsilon": 1.0}, {"judge": "validation"}],
+)  # fmt: skip
+def test_what_needs_another_compilation_is_not_reused(changes):
+    prepared = prepared_with()
+    config = dataclasses.replace(prepared.config, **changes)
+    with pytest.raises(ConfigError, match="needs another compilation"):
+        simulation.reuse(prepared, config)
+
+
+def test_what_is_traced_or_said_is_reused():
+    prepared = prepared_with()
+    config = dataclasses.replace(
+        prepared.config, tau=0.7, seed=3, rounds=2, report=True, tensorboard=True
+    )
+    found = simulation.reuse(prepared, config)
+    assert found.round is prepared.round and found.config == config
+    assert float(found.hparams.tau) == pytest.approx(0.7)
+    moved = dataclasses.replace(config, judge="validation")  # what other samples are read from
+    assert simulation.reuse(prepared, moved, small_fleet()).config == moved
 
 
 def on_fleet(prepared, fleet):

@@ -26,27 +26,25 @@ from fedjax_hk.round.training import LocalResult, Trainer
 from fedjax_hk.round.uplink import attacked, attackers, drops, work_shares
 from fedjax_hk.rules import Rule
 from fedjax_hk.rules.alignment import aligned, hidden_neurons
-from fedjax_hk.rules.averages import AVERAGES
-from fedjax_hk.rules.groupings import (
-    GROUPINGS,
+from fedjax_hk.rules.grouping import (
     Grouping,
     GroupingInfo,
     Members,
-    Settings,
     pair_dissimilarity,
     pair_quantiles,
 )
-from fedjax_hk.rules.opinions import OPINIONS, columns
-from fedjax_hk.rules.selection import SELECTORS, Cohort, Distances, no_distances, observed
-from fedjax_hk.rules.server import SERVER_STEPS, ServerStep
+from fedjax_hk.rules.opinions import columns
+from fedjax_hk.rules.selection import Cohort, Distances, no_distances, observed
+from fedjax_hk.rules.server import ServerStep
 from fedjax_hk.rules.weighting import (
     client_weights,
     distance_factor,
     equals_plain_mean,
     krum_factor,
 )
+from fedjax_hk.settings.choices import TABLES, implementation
 from fedjax_hk.tasks import TASKS, Task
-from fedjax_hk.types import Array, HParams, Params, Samples
+from fedjax_hk.types import Array, HParams, Params, Samples, Settings
 
 QUANTILE_LEVELS = (0.0, 0.25, 0.5, 0.75, 1.0)
 CPU_LEVEL = 2  # of XLA: level 3 compiles a third longer and runs no faster (jax 0.10.2)
@@ -109,8 +107,8 @@ class RoundInfo(NamedTuple):
       num_coalitions, num_steps, converged, margin, residual: of the grouping, `[]`.
       limit: `[]` largest dissimilarity of neighbors, NaN without a threshold.
       dissimilarity_q: `[5]` dissimilarity of the pairs at `QUANTILE_LEVELS`.
-      grams: inner products of the opinions in every opinion space (a key of `OPINIONS`), for
-        looking at other thresholds; see `hk.gram_matrix`.
+      grams: inner products of the opinions in every opinion space (`OPINION` of
+        `settings.choices`), for looking at other thresholds; see `hk.gram_matrix`.
       changes_nothing: `[]` bool, the weights equal those of the uniform mean.
       dispersion: `[]` weighted mean squared distance of the local models to their mean.
       within_spread: `[]` sum of the local models' distances to their coalition's barycenter.
@@ -238,8 +236,8 @@ def make_engine(
         trainer=trainer,
         rule=rule,
         task=task,
-        grouping=GROUPINGS[rule.grouping](settings),
-        server=SERVER_STEPS[rule.server_opt],
+        grouping=implementation("grouping", rule.grouping)(settings),
+        server=implementation("server_opt", rule.server_opt),
         settings=settings,
         num_clients=num_clients,
         size=1 if rule.select == "pooled" else clients_per_round,
@@ -340,7 +338,7 @@ class _Round:
         def draw(purpose: int, ids_n: Array) -> Array:
             return client_keys(run_key, purpose, round_number, ids_n)
 
-        cohort = SELECTORS[self.rule.select](
+        cohort = implementation("select", self.rule.select)(
             state.distances, draw(SELECT, pool.ids_n), self.size, hparams
         )
         trained = self.train(state, pool, cohort, draw, run_key, hparams)
@@ -436,8 +434,10 @@ class _Round:
         """Opinions, coalitions, weights, barycenters."""
         sent_sd, present_s = trained.sent_sd, trained.present_s
         opinions = {
-            name: of(sent_sd, trained.base_sd, present_s)[:, self.compared]
-            for name, of in OPINIONS.items()
+            name: implementation("opinion", name)(sent_sd, trained.base_sd, present_s)[
+                :, self.compared
+            ]
+            for name in TABLES["opinion"]
         }
         grams = {name: hk.gram_matrix(one, mask=present_s) for name, one in opinions.items()}
         opinions_sd, gram_ss = opinions[self.rule.opinion], grams[self.rule.opinion]
@@ -475,7 +475,7 @@ class _Round:
 
     def step(self, state, trained: _Trained, grouped: _Grouped, hparams):
         """The next global model and server state; as before if nobody took part."""
-        average = AVERAGES[self.rule.average](
+        average = implementation("average", self.rule.average)(
             trained.sent_sd, trained.base_sd, grouped.weights_s, trained.effort_s, hparams.trim
         )
         params, server_opt = self.server.apply(

@@ -20,17 +20,17 @@ from fedjax_hk.report import summary
 from fedjax_hk.report.coalition_map import splitting_threshold
 from fedjax_hk.round import engine as engine_lib
 from fedjax_hk.round.training import make_trainer
-from fedjax_hk.rules.groupings import GROUPINGS, NEIGHBORHOODS, Settings
 from fedjax_hk.run.terminal import Progress, StopRequest
-from fedjax_hk.settings import checks
+from fedjax_hk.settings import checks, derived, thresholds
 from fedjax_hk.settings import config as config_lib
+from fedjax_hk.settings.choices import TABLES, implementation
 from fedjax_hk.settings.config import Config, value_of
 from fedjax_hk.store import records
 from fedjax_hk.store.checkpoint import Checkpoints
 from fedjax_hk.store.records import TEXT_COLUMNS
 from fedjax_hk.store.run_folder import RunFolder
 from fedjax_hk.tasks import TASKS
-from fedjax_hk.types import Array, Fleet, HParams
+from fedjax_hk.types import Array, Fleet, HParams, Settings
 
 
 class Callback(Protocol):
@@ -88,29 +88,12 @@ class Outcome(NamedTuple):
 
 def settings_of(config: Config) -> Settings:
     """The grouping's choices that are fixed at compile time."""
-    return Settings(
-        tau_mode=config.tau_mode,
-        euclid_tau=config.euclid_tau,
-        state_norm=config.state_norm,
-        use_epsilon=config.epsilon is not None,
-        num_coalitions=value_of(config, "num_coalitions"),
-        preference=config.preference,
-        damping=config.damping,
-        linkage=config.linkage,
-        distance_scale=config.distance_scale,
-    )
+    return Settings(**derived.compiled_values(config))
 
 
 def hparams_of(config: Config) -> HParams:
     """The numbers that are traced."""
-    return HParams(
-        learning_rate=config.learning_rate,
-        **{
-            name: float(value_of(config, name))
-            for name in HParams._fields
-            if name not in ("learning_rate",)
-        },
-    )
+    return HParams(**derived.traced_values(config))
 
 
 def make_mesh(config: Config) -> Mesh:
@@ -152,7 +135,8 @@ def assemble(config: Config, fleet: Fleet, model: models.Model | None = None) ->
     checks.check(config)
     if config_lib.TASK_OF[config.samples] != fleet.task:
         raise config_lib.ConfigError(
-            f"--samples={config.samples}: the fleet is one of {fleet.task}; give samples of that kind."
+            f"--samples={config.samples}: the fleet is one of {fleet.task}; give samples of that "
+            "kind."
         )
     clients_per_round = checks.check_fleet(config, len(fleet.client_ids))
     mesh = make_mesh(config)
@@ -170,7 +154,7 @@ def assemble(config: Config, fleet: Fleet, model: models.Model | None = None) ->
         return make_trainer(
             model,
             objective=objective,
-            loss=config_lib.loss_of(config, fleet.task),
+            loss=value_of(config, "loss"),
             epochs=epochs,
             batch_size=config.batch_size,
         )
@@ -253,9 +237,13 @@ def reuse(prepared: Prepared, config: Config, fleet: Fleet | None = None) -> Pre
     """A run with another seed, other traced numbers or other samples, without compiling again.
 
     Args:
-      config: as the one that was compiled, but for the seed and the fields of `HParams`.
+      config: as the one that was compiled, but for seed, rounds, traced numbers and how the run
+        is reported, and with a fleet what it is read from.
       fleet: with arrays of the same shapes; None keeps the samples.
+
+    Errors: ConfigError if the settings need another compilation.
     """
+    derived.check_reuse(prepared.config, config, other_data=fleet is not None)
     mesh = prepared.engine.mesh
     if fleet is not None:
         prepared = prepared._replace(fleet=fleet, arrays=_arrays(fleet, mesh))
@@ -391,11 +379,10 @@ def _finish(folder, config, fleet, round_number, info) -> tuple[pd.DataFrame, st
 def _neighborhood(config, info) -> hk.Neighborhood | None:
     """Whom clients listened to in the round, None if the grouping has no threshold."""
     rule = config.rule()
-    if rule.grouping not in NEIGHBORHOODS:
+    near = implementation("grouping", rule.grouping)(settings_of(config)).neighborhood
+    if near is None:
         return None
-    return NEIGHBORHOODS[rule.grouping](
-        settings_of(config), hparams_of(config), info.grams[rule.opinion], info.present_s
-    )
+    return near(hparams_of(config), info.grams[rule.opinion], info.present_s)
 
 
 def _draw_report(folder, stream) -> None:
@@ -443,7 +430,7 @@ class _Notes:
     def about(self, row, info, gram_ss):
         config = self._prepared.config
         rule = config.rule()
-        grouping = GROUPINGS[rule.grouping](settings_of(config))
+        looks = TABLES["grouping"][rule.grouping].looks
         left_out = records.describe_left_out(info, self._prepared.fleet)
         if row["clients"] == 0:
             yield (
@@ -457,7 +444,7 @@ class _Notes:
             )
         self._last_left_out = row["left_out"]
         idle = row["changes_nothing"] and rule.serve == "global" and row["clients"] > 1
-        if grouping.groups and idle and not self._said_nothing:
+        if looks and idle and not self._said_nothing:
             self._said_nothing = True
             threshold = None
             weighing = (rule.within, rule.between, config.min_coalition)
@@ -465,7 +452,7 @@ class _Notes:
                 threshold = splitting_threshold(
                     gram_ss,
                     info.present_s,
-                    summary.threshold_meaning(config),
+                    thresholds.meaning_of(config, outright=True),
                     state_norm=config.state_norm,
                 )
             yield summary.nothing_changed(row, config, threshold)

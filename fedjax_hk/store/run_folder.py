@@ -317,43 +317,6 @@ class RunFolder:
         return self.path / f"{table}.csv"
 
 
-def config_differences(
-    stored: Mapping[str, Any],
-    given: Mapping[str, Any],
-    allowed: Sequence[str] = ("rounds", "report"),
-    rounds_done: int | None = None,
-) -> list[str]:
-    """How the flags of a resumed run differ from those it was started with.
-
-    Args:
-      stored: flags from config.json.
-      given: flags of now.
-      allowed: flags that may differ.
-      rounds_done: rounds that the run has behind it; fewer cannot be asked for. None:
-        as many as it was started for.
-
-    Returns:
-      One line a difference; none if the run may go on.
-    """
-    given = json.loads(json.dumps(given, default=_to_json))  # as the stored ones went through
-    lines = []
-    for flag in [*stored, *(flag for flag in given if flag not in stored)]:
-        if flag not in given:
-            lines.append(f"flag --{flag}: run has {stored[flag]!r}, this version has no such flag")
-        elif flag not in stored:
-            lines.append(f"flag --{flag}: run has no such flag, you gave {given[flag]!r}")
-        elif flag not in allowed and not _same(stored[flag], given[flag]):
-            lines.append(f"flag --{flag}: run has {stored[flag]!r}, you gave {given[flag]!r}")
-    done = stored.get("rounds", 0) if rounds_done is None else rounds_done
-    if "rounds" in allowed and given.get("rounds", done) < done:
-        state = "is set for" if rounds_done is None else "has done"
-        lines.append(
-            f"flag --rounds: run {state} {done}, you gave {given['rounds']}; "
-            "rounds cannot be taken back, give as many or more"
-        )
-    return lines
-
-
 def versions() -> dict[str, str | None]:
     """Versions of Python and of the packages that make the numbers; None: not installed."""
     found: dict[str, str | None] = {
@@ -424,10 +387,6 @@ def _to_json(value: Any) -> Any:
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     raise TypeError(f"{type(value).__name__} cannot be written as JSON: {value!r}")
-
-
-def _same(a: Any, b: Any) -> bool:
-    return a == b or (a != a and b != b)  # NaN is NaN
 
 
 def _cell(value: Any) -> str:

@@ -1,13 +1,14 @@
 """What a federation learns: each task is one record, and engine, tables and words read it.
 
-To add a task, add a module with a `Task` and a row to `TASKS`; its training losses are
-entries of `local_training.LOSSES`.
+To add a task, add a module with a `Task`, and entries of `task`, `samples` and `loss` to
+`settings.choices`.
 """
 
+from fedjax_hk.settings.choices import TABLES, implementation
 from fedjax_hk.tasks.classification import CLASSIFICATION
 from fedjax_hk.tasks.forecast import FORECAST
 from fedjax_hk.tasks.task import Curve, Task, Trait
 
-TASKS: dict[str, Task] = {"forecast": FORECAST, "classification": CLASSIFICATION}
+TASKS: dict[str, Task] = {name: implementation("task", name) for name in TABLES["task"]}
 
 __all__ = ["CLASSIFICATION", "FORECAST", "TASKS", "Curve", "Task", "Trait"]
