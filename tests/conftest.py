@@ -18,8 +18,7 @@ from fedjax_hk.round import engine as engine_lib
 from fedjax_hk.round import training
 from fedjax_hk.round.state import FleetArrays
 from fedjax_hk.rules import RULES
-from fedjax_hk.rules.groupings import Settings
-from fedjax_hk.types import HParams, Samples
+from fedjax_hk.types import HParams, Samples, Settings
 
 jax.config.update("jax_num_cpu_devices", 2)  # before any back end starts
 # Programs of tests are small and run once: compiling them is nearly all of the time.

@@ -17,7 +17,7 @@ from fedjax_hk.round import engine as engine_lib
 from fedjax_hk.round import measures
 from fedjax_hk.round.state import RoundInfo
 from fedjax_hk.rules import selection
-from fedjax_hk.rules.opinions import OPINIONS
+from fedjax_hk.settings.choices import OPINION, implementation
 from fedjax_hk.tasks import TASKS
 from fedjax_hk.types import HParams
 
@@ -481,11 +481,11 @@ def test_a_chunk_of_rounds_is_its_rounds(federation, fleet):
 
 def test_what_is_large_is_made_when_asked(federation, fleet):
     fed = federation("hk_cosine", choices={"opinion": "update"})
-    state, _ = fed.run(fleet(), hparams=HPARAMS)
     key, few = jax.random.key(0), fleet()
     hparams = jax.tree.map(np.float32, HPARAMS)
     after, info, snapshot = fed.round(fed.start(), few, np.int32(0), key, hparams)
-    for name, space in OPINIONS.items():
+    for name in OPINION:
+        space = implementation("opinion", name)
         opinions = space(snapshot.sent_sd, snapshot.base_sd, snapshot.present_s)
         expected = np.asarray(opinions, np.float64)
         found = hk.inner_products(jax.jit(fed.engine.gram, static_argnums=1)(snapshot, name))

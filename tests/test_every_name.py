@@ -14,6 +14,7 @@ from fedjax_hk import main as main_lib
 from fedjax_hk.report.load import load_run
 from fedjax_hk.rules import CHOICES, RULES
 from fedjax_hk.settings import config as config_lib
+from fedjax_hk.settings.choices import TABLES
 
 pytestmark = pytest.mark.slow
 
@@ -156,16 +157,16 @@ MODIFIED = {  # the method to modify, flags, and the task ("" for both)
     },
     **{
         f"attack {name}": ("median", (f"--attack={name}", "--attack_scale=2"), "embedded")
-        for name in config_lib.ATTACKS
+        for name in TABLES["attack"]
         if name != "none"
     },
     **{
         f"partition {name}": ("hk_cosine", (f"--partition={name}", "--min_samples=3"), "digits")
-        for name in config_lib.SPLITS
+        for name in TABLES["partition"]
     },
     **{
         f"scaler {name}": ("fedavg", (f"--scaler={name}", "--activation=linear"), "embedded")
-        for name in config_lib.SCALERS
+        for name in config_lib.SETTINGS["scaler"].choices
     },
 }  # fmt: skip
 

@@ -14,7 +14,7 @@ import reference
 
 from fedjax_hk import models
 from fedjax_hk.round.training import ADAM_EPSILON, adam, make_trainer
-from fedjax_hk.rules.local import OBJECTIVES
+from fedjax_hk.settings.choices import LOCAL, implementation
 from fedjax_hk.tasks import FORECAST
 from fedjax_hk.types import HParams, Samples
 
@@ -85,7 +85,7 @@ def descent(objective, loss, start):
     return direction
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("objective", LOCAL)
 def test_equals_a_loop_over_shuffled_batches(objective, samples, tiny_model):
     trainer = line_trainer(tiny_model("line"), objective=objective)
     for size in SIZES:
@@ -97,12 +97,12 @@ def test_equals_a_loop_over_shuffled_batches(objective, samples, tiny_model):
             shuffled_batches(client, jax.random.key(size)),
             HPARAMS.learning_rate,
             descent(objective, "mse", START.astype(np.float64)),
-            OBJECTIVES[objective].batches,
+            implementation("local", objective).batches,
         )
         np.testing.assert_allclose(result.params, params, rtol=2e-5, atol=2e-6)
         np.testing.assert_allclose(result.loss, loss, rtol=2e-5)
         assert result.num_steps == steps
-    assert steps == EPOCHS * -(-4 // OBJECTIVES[objective].batches)
+    assert steps == EPOCHS * -(-4 // implementation("local", objective).batches)
 
 
 LOSSES = FORECAST.judge.losses
@@ -163,7 +163,7 @@ def test_masked_windows_among_the_valid_ones_are_not_used(samples, tiny_model):
     assert expected.num_steps == EPOCHS * 2
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("objective", LOCAL)
 def test_a_client_without_windows_changes_nothing(objective, samples, tiny_model):
     trainer = line_trainer(tiny_model("line"), objective=objective)
     for num_batches in (0, 3):
@@ -233,7 +233,7 @@ def test_adapting_is_one_step_on_all_windows(loss, samples, tiny_model):
     model, client = tiny_model("line"), one_client(samples, 9)
     windows = list(zip(client.inputs[:9, -1, 0], client.targets[:9], strict=True))
     _, grad = reference.line_loss(START, windows, loss, HPARAMS.quantile)
-    for objective in OBJECTIVES:
+    for objective in LOCAL:
         trainer, _ = line_trainer(model, objective=objective, loss=LOSSES[loss])
         adapted = trainer.adapt(START, client, HPARAMS)
         if objective.startswith("perfedavg"):
@@ -323,7 +323,7 @@ def test_perfedavg_without_inner_step_is_plain_on_the_second_batch(objective, sa
         shuffled_batches(client, jax.random.key(0)),
         HPARAMS.learning_rate,
         lambda y, batches: reference.line_loss(y, batches[1]),
-        OBJECTIVES[objective].batches,
+        implementation("local", objective).batches,
     )
     np.testing.assert_allclose(result.params, params, rtol=2e-5, atol=2e-6)
     assert result.num_steps == steps

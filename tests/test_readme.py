@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
-from fedjax_hk.settings.flags import define_flags, parse
 
 from fedjax_hk.settings import checks
+from fedjax_hk.settings.flags import define_flags, parse
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()

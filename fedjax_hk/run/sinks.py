@@ -14,7 +14,7 @@ import pandas as pd
 
 from fedjax_hk.report import summary
 from fedjax_hk.round.state import RoundInfo, RoundState, Snapshot
-from fedjax_hk.rules.opinions import OPINIONS
+from fedjax_hk.rules import CHOICES
 from fedjax_hk.run import contents
 from fedjax_hk.run.notes import Notes
 from fedjax_hk.run.prepare import Prepared, gram, outputs
@@ -124,7 +124,8 @@ class ResultSink:
         config, fleet = self._prepared.config, self._prepared.fleet
         if record.number < config.rounds:
             return
-        grams = {space: gram(self._prepared, record.snapshot, space) for space in OPINIONS}
+        spaces = CHOICES["opinion"]
+        grams = {space: gram(self._prepared, record.snapshot, space) for space in spaces}
         outputs_nw = outputs(self._prepared, record.state)
         self.found = contents.end(
             self._folder, config, fleet, record.number, record.info, outputs_nw, grams
