@@ -29,6 +29,8 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 def pytest_configure(config):
     """One cache of compiled programs for all workers, and for the next time."""
+    if not hasattr(config, "cache"):  # -p no:cacheprovider
+        return
     jax.config.update("jax_compilation_cache_dir", str(config.cache.mkdir("compiled")))
     jax.config.update("jax_compilation_cache_max_size", 2**30)  # bounded, and so behind a lock
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
