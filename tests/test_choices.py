@@ -11,6 +11,7 @@ from fedjax_hk.settings.thresholds import meaning
 
 CODED = (
     "grouping", "local", "serve", "select", "opinion", "average", "server_opt", "attack", "task",
+    "samples",
 )  # fmt: skip
 NO_ATTACK = ("attack", "none")  # there is nothing to do
 ALL = [(table, name) for table, choices in TABLES.items() for name in choices]

@@ -15,7 +15,7 @@ PACKAGE = Path(fedjax_hk.__file__).parent
 
 # From the bottom up; a part imports from itself and from parts before it only. All there are.
 LAYERS = (
-    "hk", "settings", "types", "keys", "parallel", "metrics", "data", "tasks", "rules", "models",
+    "hk", "settings", "types", "keys", "parallel", "metrics", "data", "models", "tasks", "rules",
     "round", "store", "report", "integrations", "run", "main", "forecast", "compare",
 )  # fmt: skip
 

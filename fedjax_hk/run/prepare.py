@@ -63,17 +63,6 @@ def hparams_of(config: Config) -> HParams:
     return HParams(**derived.traced_values(config))
 
 
-# The network of each task where none is given: `(config, fleet, example_inputs) -> Model`.
-DEFAULT_MODELS: dict[str, Callable[[Config, Fleet, np.ndarray], models.Model]] = {
-    "forecast": lambda config, fleet, example: models.lstm_forecaster(
-        example, dropout=config.dropout, output=config.activation
-    ),
-    "classification": lambda config, fleet, example: models.classifier(
-        example, len(fleet.classes), config.model
-    ),
-}
-
-
 class Assembled(NamedTuple):
     """What needs no compilation; `arrays` and `hparams` lie on the devices."""
 
@@ -94,7 +83,7 @@ def assemble(config: Config, fleet: Fleet, model: models.Model | None = None) ->
     clients_per_round = checks.check_fleet(config, len(fleet.client_ids))
     mesh = make_mesh(config)
     probe, task = _probe(fleet), TASKS[fleet.task]
-    model = model or DEFAULT_MODELS[fleet.task](config, fleet, probe[:2])
+    model = model or task.judge.network(config, fleet, probe[:2])
     _check_outputs(model, fleet, probe[:2])
     rule = config.rule()
     if rule.grouping == "planted" and fleet.planted is None:

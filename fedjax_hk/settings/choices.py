@@ -247,12 +247,21 @@ TASK: dict[str, Choice] = {
 }
 
 _DEALT = ("model", "partition", "num_clients", "min_samples")  # samples are dealt out to clients
+_LOAD = "fedjax_hk.run.load:"
 SAMPLES: dict[str, Choice] = {
-    "readings": Choice(reads=("Data", "dropout", "activation"), task="forecast"),
-    "digits": Choice(reads=_DEALT, task="classification"),
-    "mnist5k": Choice(reads=_DEALT, task="classification"),
-    "npz": Choice(reads=("data", *_DEALT, "image_shape", "max_samples"), task="classification"),
-    "leaf": Choice(reads=("data", "model", "image_shape"), task="classification"),
+    "readings": Choice(
+        code=_LOAD + "readings", reads=("Data", "dropout", "activation"), task="forecast"
+    ),
+    "digits": Choice(code=_LOAD + "digits", reads=_DEALT, task="classification"),
+    "mnist5k": Choice(code=_LOAD + "mnist5k", reads=_DEALT, task="classification"),
+    "npz": Choice(
+        code=_LOAD + "npz",
+        reads=("data", *_DEALT, "image_shape", "max_samples"),
+        task="classification",
+    ),
+    "leaf": Choice(
+        code=_LOAD + "leaf", reads=("data", "model", "image_shape"), task="classification"
+    ),
 }
 
 PARTITION: dict[str, Choice] = {
