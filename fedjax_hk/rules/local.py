@@ -39,11 +39,6 @@ def _prox(loss_and_grad, params, start, batches, keys, hparams):
     return loss, grad + hparams.mu * (params - start)
 
 
-def _clipped(loss_and_grad, params, start, batches, keys, hparams):
-    loss, grad = loss_and_grad(params, batches[0], keys[0])
-    return loss, grad / jnp.maximum(1, jnp.linalg.norm(grad) / hparams.clip)
-
-
 def _inner_step(loss_and_grad, params, batch, key, alpha):
     _, grad = loss_and_grad(params, batch, key)
     return params - alpha * grad
@@ -67,7 +62,6 @@ def _perfedavg_hf(loss_and_grad, params, start, batches, keys, hparams):
 
 
 plain = Objective(1, _plain)
-clipped = Objective(1, _clipped)
 # Li et al. 2020: the term is part of the loss, so Adam sees it (spec 3.2).
 prox = Objective(1, _prox)
 # Fallah et al. 2020: 2 or 3 batches a step, so that a pass over the data costs as much

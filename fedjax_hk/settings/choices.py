@@ -122,9 +122,6 @@ _CONTROL = "Control variates take each client's drift out of its gradients (SCAF
 
 LOCAL: dict[str, Choice] = {
     "plain": Choice(code=_RULES + "local:plain"),
-    "clipped": Choice(
-        "Gradients are at most {clip:g} long.", _RULES + "local:clipped", ("clip",)
-    ),
     "prox": Choice(
         "Training is pulled back to the round's start (FedProx, mu = {mu:g}).",
         _RULES + "local:prox",

@@ -166,10 +166,6 @@ class Config:
         None, "Training", "pull of FedProx to the round's start (0.01)", kind="traced", unset=0.01,
         low=0,
     )
-    clip: float | None = setting(
-        None, "Training", "longest gradient of --local=clipped (1.0)", kind="traced", unset=1.0,
-        above=0,
-    )
     alpha: float | None = setting(
         None, "Training", "inner step size of Per-FedAvg (0.01)", kind="traced", unset=0.01, low=0,
     )
