@@ -107,7 +107,6 @@ GROUPINGS: dict[str, Choice] = {
         "fedclust:fedclust", "tau", "epsilon", "linkage",
         threshold="merge", output_layer=True, unset={"tau": 0.5},
     ),
-    "nearest": _looking("Clients join the client nearest by {opinions}.", "nearest:nearest"),
     "planted": Choice(
         "Coalitions are the true groups that the embedded fleet was made with; its outliers are "
         "alone.",
