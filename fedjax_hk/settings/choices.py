@@ -240,7 +240,6 @@ ATTACK: dict[str, Choice] = {
 }
 
 TASK: dict[str, Choice] = {
-    "peaks": Choice(code="fedjax_hk.tasks.peaks:PEAKS", unset={"loss": "fourth"}),
     "forecast": Choice(code="fedjax_hk.tasks.forecast:FORECAST", unset={"loss": "mse"}),
     "classification": Choice(
         code="fedjax_hk.tasks.classification:CLASSIFICATION", unset={"loss": "cross_entropy"}
@@ -250,9 +249,6 @@ TASK: dict[str, Choice] = {
 _DEALT = ("model", "partition", "num_clients", "min_samples")  # samples are dealt out to clients
 _LOAD = "fedjax_hk.run.load:"
 SAMPLES: dict[str, Choice] = {
-    "peaks": Choice(
-        code="fedjax_hk.tasks.peaks:load", reads=("dropout", "activation"), task="peaks"
-    ),
     "readings": Choice(
         code=_LOAD + "readings", reads=("Data", "dropout", "activation"), task="forecast"
     ),
@@ -276,7 +272,6 @@ PARTITION: dict[str, Choice] = {
 }
 
 LOSS: dict[str, Choice] = {
-    "fourth": Choice(task="peaks"),
     "mse": Choice(task="forecast"),
     "mae": Choice(task="forecast"),
     "huber": Choice(task="forecast"),
