@@ -54,7 +54,7 @@ def stages(
       attack: what attackers send, one of `ATTACKS`, or "none".
       neurons: hidden neurons to be matched, from `alignment.hidden_neurons`.
     """
-    found = [lose_reports, stand_in]
+    found: list[Stage] = [lose_reports, stand_in]
     if personal is not None:
         found.append(keep_personal(personal))
     if attack != "none":
