@@ -67,7 +67,7 @@ class Trait(NamedTuple):
     shown: Callable[[float, str], str]
 
 
-Loss = Callable[[Array, Array, Array | float], Array]
+Loss = Callable[[Array, Array, "Array | float"], Array]
 
 
 class Judge(NamedTuple):
