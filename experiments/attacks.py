@@ -32,14 +32,14 @@ from typing import Any, NamedTuple
 
 from absl import app, flags, logging
 
-from fedjax_hk.settings.config import ACTIVATIONS, Config
+from fedjax_hk.settings.config import SETTINGS, Config
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer("fleet_clients", 40, "as in fedjax_hk.main", lower_bound=2)
 flags.DEFINE_integer("fleet_days", 365, "as in fedjax_hk.main", lower_bound=60)
 flags.DEFINE_integer("clients_per_round", 20, "as in fedjax_hk.main", lower_bound=1)
 flags.DEFINE_integer("rounds", 10, "rounds a run", lower_bound=1)
-flags.DEFINE_enum("activation", "softplus", ACTIVATIONS, "as in fedjax_hk.main")
+flags.DEFINE_enum("activation", "softplus", SETTINGS["activation"].choices, "as in fedjax_hk.main")
 flags.DEFINE_float("attack_share", 0.2, "as in fedjax_hk.main", lower_bound=0, upper_bound=1)
 flags.DEFINE_float("attack_scale", 10.0, "as in fedjax_hk.main")
 flags.DEFINE_integer("seeds", 3, "seeds 0, 1, ...", lower_bound=1)

@@ -39,10 +39,10 @@ _PUBLIC = {
 _FOLDERS = ("data", "hk", "integrations", "metrics", "models", "rules", "tasks")
 
 __all__ = [
+    "RULES",
     "Config",
     "ConfigError",
     "HParams",
-    "RULES",
     "Rule",
     "__version__",
     "create_folder",

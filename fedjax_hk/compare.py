@@ -1,11 +1,11 @@
 """`python -m fedjax_hk.compare RUN RUN ...`: several runs on the same data, side by side.
 
-Runs that differ in their seed alone are one method; its figures are means over seeds.
+Runs that differ in their seed, or in how they were carried out, are one method; its figures are
+means over seeds.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import pathlib
 import sys
@@ -20,13 +20,11 @@ from fedjax_hk import metrics
 from fedjax_hk.report import page, plots, summary
 from fedjax_hk.report.load import RunTables, load_run
 from fedjax_hk.report.text import format_table
-from fedjax_hk.settings.config import Config
+from fedjax_hk.settings.config import SETTINGS, Config
+from fedjax_hk.settings.derived import method_of
 from fedjax_hk.store.run_folder import RunFolder, RunFolderError
 from fedjax_hk.tasks import Task
 from fedjax_hk.tasks.task import number
-
-# Flags that do not change what a run computes, but for the seed.
-_SAME_METHOD = ("seed", "output", "chunk", "devices", "report")
 
 
 class CompareError(ValueError):
@@ -76,8 +74,7 @@ def load_methods(paths: Sequence[str | os.PathLike]) -> list[Method]:
         _check_same(runs[0], run)
     groups: dict[Config, list[RunTables]] = {}
     for run in runs:
-        neutral = {name: getattr(Config, name) for name in _SAME_METHOD}
-        groups.setdefault(dataclasses.replace(run.config, **neutral), []).append(run)
+        groups.setdefault(method_of(run.config), []).append(run)
     names = _names(list(groups))
     headline = runs[0].task.headline
     headlines = [
@@ -122,11 +119,11 @@ def _names(configs: Sequence[Config]) -> list[str]:
     names = []
     for config in configs:
         parts = [config.agg]
-        for item in dataclasses.fields(Config):
-            value = getattr(config, item.name)
-            differs = len({getattr(one, item.name) for one in configs}) > 1
-            if item.name not in ("agg", *_SAME_METHOD) and differs and value != item.default:
-                parts.append(f"--{item.name}={value}")
+        for name, known in SETTINGS.items():
+            value = getattr(config, name)
+            differs = len({getattr(one, name) for one in configs}) > 1
+            if name != "agg" and differs and value != known.default:
+                parts.append(f"--{name}={value}")
         names.append(" ".join(parts))
     return names
 

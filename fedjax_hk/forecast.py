@@ -18,6 +18,7 @@ from absl import flags
 from fedjax_hk.data import DataError, Table, next_windows
 from fedjax_hk.data.scaling import fit_scaler
 from fedjax_hk.settings.config import Config, ConfigError, from_stored
+from fedjax_hk.settings.derived import kept_for_forecasts
 from fedjax_hk.store.run_folder import RunFolder, RunFolderError, open_folder
 from fedjax_hk.types import Excluded, Fleet
 
@@ -28,9 +29,6 @@ _SERVED = {
     ".memory_n['start']": (".starts_nd",),
     ".memory_n['personal']": (".personal_np", ".own_np"),
 }
-
-# What a client that the run did not know is served with: the global model, local adaptation.
-_KEPT = ("alpha", "activation", "dropout", "lookback", "horizon", "scaler", "gaps")
 
 
 def forecast(
@@ -164,8 +162,7 @@ def _assemble(config: Config, fleet: Fleet, model):
 
 
 def _global(config: Config) -> Config:
-    kept = {name: getattr(config, name) for name in _KEPT}
-    return Config(agg="fedavg", local=config.rule().local, **kept)
+    return Config(agg="fedavg", local=config.rule().local, **kept_for_forecasts(config))
 
 
 def _no_windows(config: Config, names: tuple[str, ...]) -> Fleet:

@@ -4,139 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
 import pathlib
 import shlex
 import sys
 import textwrap
 from typing import Any
 
-from absl import flags
-
-from fedjax_hk.settings import checks
+from fedjax_hk.settings import checks, flags
 from fedjax_hk.settings.config import Config, ConfigError
-
-EXAMPLES = """\
-Examples:
-  python -m fedjax_hk.main --agg=hk_cosine --tau=0.9
-  python -m fedjax_hk.main --agg=hk_cosine --opinion=update --tau=0.5 --serve=coalition
-  python -m fedjax_hk.main --data=daily_litres.csv --unit=L --agg=fedavg
-  python -m fedjax_hk.main --data=swm_trialA_1K.csv --active_factor=1.6 --min_days=730
-  python -m fedjax_hk.main --samples=digits --agg=fedavg --alpha_dirichlet=0.1
-  python -m fedjax_hk.main --flagfile=experiments/presets/fedhk_paper.flags
-  python -m fedjax_hk.main --resume=runs/20260101-120000-hk_cosine"""
-
-
-def define_flags() -> flags.FlagValues:
-    """One flag a field of `Config`, and `--resume`, `--help`."""
-    values = flags.FlagValues()
-    definers = {
-        "str": flags.DEFINE_string,
-        "int": flags.DEFINE_integer,
-        "float": flags.DEFINE_float,
-        "bool": flags.DEFINE_boolean,
-    }
-    for item in dataclasses.fields(Config):
-        text, choices = item.metadata["help"], item.metadata["choices"]
-        if choices:
-            flags.DEFINE_enum(item.name, item.default, list(choices), text, flag_values=values)
-        else:
-            definers[item.type.split(" ")[0]](item.name, item.default, text, flag_values=values)
-    flags.DEFINE_string("resume", "", "run folder to go on with", flag_values=values)
-    flags.DEFINE_boolean("help", False, "this text", short_name="h", flag_values=values)
-    return values
-
-
-def help_text() -> str:
-    """All flags by group."""
-    lines = ["Federated learning with coalitions of clients.", "", EXAMPLES]
-    groups: dict[str, list[str]] = {}
-    for item in dataclasses.fields(Config):
-        text = item.metadata["help"]
-        if item.metadata["choices"]:
-            text += ": " + ", ".join(item.metadata["choices"])
-        default = "" if item.default in (None, "") else f" [{item.default}]"
-        groups.setdefault(item.metadata["group"], []).append(
-            _help_entry(f"--{item.name}", text + default)
-        )
-    groups["Run"].append(_help_entry("--resume", "run folder to go on with"))
-    groups["Run"].append(_help_entry("--flagfile", "file with one flag a line"))
-    for group, entries in groups.items():
-        lines += ["", f"{group}:", *entries]
-    return "\n".join(lines)
-
-
-def _help_entry(name: str, text: str) -> str:
-    return textwrap.fill(
-        text,
-        width=96,
-        initial_indent=f"  {name:<26}",
-        subsequent_indent=" " * 28,
-        break_on_hyphens=False,
-    )
-
-
-def parse(argv: list[str]) -> tuple[Config, dict[str, Any], str | None] | None:
-    """Settings, those that were given, and the folder to resume if any; None after `--help`.
-
-    Errors: ConfigError for a flag that is unknown or has no such value.
-    """
-    values = define_flags()
-    try:
-        rest = values(argv)
-    except flags.Error as error:
-        raise ConfigError(_explain(str(error))) from None
-    if len(rest) > 1:
-        raise ConfigError(f"{rest[1]!r} is no flag; write flags as --name=value (see --help).")
-    if values.help:
-        print(help_text())
-        return None
-    names = [item.name for item in dataclasses.fields(Config)]
-    given = {name: values[name].value for name in names if values[name].present}
-    resume = values.resume if values["resume"].present else None
-    if resume == "":  # as from a shell variable that is not set
-        raise ConfigError("--resume=: give the folder of an earlier run, or leave it out.")
-    return Config(**{name: values[name].value for name in names}), given, resume
-
-
-# What absl and Python say of a value, and what helps.
-_FIXES = {
-    ": invalid literal for int()": "give a whole number.",
-    ": could not convert string to float": "give a number.",
-    ": ('Non-boolean argument": "give true or false.",
-}
-
-
-def _explain(message: str) -> str:
-    """absl's message with the fix, and close names where a flag or a choice is unknown."""
-    for reason, fix in _FIXES.items():
-        if reason in message:
-            return f"{message.split(reason)[0].removeprefix('flag ')}: {fix}"
-    if ": value should be one of <" in message:
-        given, choices = message.split(": value should be one of <")
-        choices = choices.rstrip(">").split("|")
-        close = difflib.get_close_matches(given.split("=", 1)[1], choices, n=1)
-        hint = f"did you mean {close[0]}? " if close else ""
-        given = given.removeprefix("flag ")
-        return f"{given}: not known; {hint}choose one of {', '.join(choices)}."
-    if message.startswith("Missing value for flag "):
-        flag = message.removeprefix("Missing value for flag ")
-        return f"{flag}: it has no value; write {flag}=VALUE."
-    if "Unable to open flagfile" in message:
-        return f"--flagfile: cannot read it ({message.split('flagfile: ')[1]}); give a file."
-    if "Unknown command line flag" not in message:
-        return message.removeprefix("flag ")
-    name = message.split("'")[1]
-    names = [item.name for item in dataclasses.fields(Config)] + ["resume", "flagfile"]
-    close = difflib.get_close_matches(name.removeprefix("no"), names, n=3)
-    hint = f"did you mean {' or '.join('--' + one for one in close)}?" if close else "see --help."
-    return f"--{name}: there is no such flag; {hint}"
 
 
 def main(argv: list[str] | None = None) -> int:
     """Runs from command line arguments; returns the exit code."""
     try:
-        parsed = parse(sys.argv if argv is None else argv)
+        parsed = flags.parse(sys.argv if argv is None else argv)
         if parsed is None:
             return 0
         config, given, resume = parsed

@@ -7,11 +7,18 @@ D flattened parameters   K coalitions (padded to S)   R rounds
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar
+import collections
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
+from fedjax_hk.settings import derived
+from fedjax_hk.settings.config import Config
+
 if TYPE_CHECKING:  # readers of data do without jax
+    from typing import Self
+
     import jax
 
 Array: TypeAlias = "jax.Array"  # traced or on devices; on the host it is `np.ndarray`
@@ -91,37 +98,38 @@ class Fleet(NamedTuple):
     owners: tuple[np.ndarray, np.ndarray] | None = None
 
 
-class HParams(NamedTuple):
-    """Numbers that may be traced, and so batched; each is `[]`.
+def _record(name: str, defaults: Mapping[str, Any]) -> type:
+    """A named tuple whose fields all have a default."""
+    return collections.namedtuple(name, defaults, defaults=defaults.values(), module=__name__)
 
-    Attributes:
-      learning_rate: of the clients' Adam.
-      mu: pull of FedProx to the round's start.
-      alpha: step size of Per-FedAvg's inner step, and of the adaptation before judging.
-      quantile: level of the quantile loss.
-      tau, epsilon, eps_lower, eps_upper: thresholds of the grouping.
-      server_lr: learning rate of the server step.
-      beta: how much a distant model weighs more (FedCW).
-      select_decay, min_clients: how fast fewer clients are asked, and how many at least.
-      trim: share of the clients that robust averages do not trust.
-      drop_rate, straggler_rate: probability that a client does not answer, or is slow.
-      attack_share, attack_scale: share of clients that attack, and by how much.
-    """
 
-    learning_rate: Array = 1e-3
-    mu: Array = 0.01
-    alpha: Array = 0.01
-    quantile: Array = 0.5
-    tau: Array = 0.9
-    epsilon: Array = 1.0
-    eps_lower: Array = 0.5
-    eps_upper: Array = 1.0
-    server_lr: Array = 1.0
-    beta: Array = 0.1
-    select_decay: Array = 0.05
-    min_clients: Array = 0.0
-    trim: Array = 0.2
-    drop_rate: Array = 0.0
-    straggler_rate: Array = 0.0
-    attack_share: Array = 0.2
-    attack_scale: Array = 10.0
+if TYPE_CHECKING:
+
+    class _Numbers(tuple[Array, ...]):
+        """What a type checker sees: any setting's name is a field."""
+
+        _fields: ClassVar[tuple[str, ...]]
+
+        def __new__(cls, *values: Any, **named: Any) -> Self: ...
+        def __getattr__(self, name: str) -> Any: ...
+        def _replace(self, **named: Any) -> Self: ...
+        def _asdict(self) -> dict[str, Any]: ...
+
+    class HParams(_Numbers): ...
+
+    class Settings(_Numbers): ...
+
+else:
+    HParams = _record("HParams", derived.traced_values(Config()))
+    Settings = _record("Settings", derived.compiled_values(Config()))
+
+HParams.__doc__ = """Numbers that may be traced, and so batched; each is `[]`.
+
+A named tuple with a field for every setting of kind "traced" (see `settings.config`), such as
+`hparams.tau`, and its default.
+"""
+Settings.__doc__ = """Choices that are fixed when a round is compiled and that rules' code reads.
+
+A named tuple with a field for every setting of kind "compiled" that belongs to a rule (see
+`settings.config`), such as `settings.tau_mode`, and `use_epsilon`: whether `epsilon` is given.
+"""

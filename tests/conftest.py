@@ -18,11 +18,23 @@ from fedjax_hk.round import engine as engine_lib
 from fedjax_hk.round import training
 from fedjax_hk.round.state import FleetArrays
 from fedjax_hk.rules import RULES
-from fedjax_hk.rules.groupings import Settings
-from fedjax_hk.types import HParams, Samples
+from fedjax_hk.types import HParams, Samples, Settings
 
 jax.config.update("jax_num_cpu_devices", 2)  # before any back end starts
+# Programs of tests are small and run once: compiling them is nearly all of the time.
+jax.config.update("jax_disable_most_optimizations", True)
+engine_lib.CPU_LEVEL = 0
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+def pytest_configure(config):
+    """One cache of compiled programs for all workers, and for the next time."""
+    if not hasattr(config, "cache"):  # -p no:cacheprovider
+        return
+    jax.config.update("jax_compilation_cache_dir", str(config.cache.mkdir("compiled")))
+    jax.config.update("jax_compilation_cache_max_size", 2**30)  # bounded, and so behind a lock
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+
 
 hypothesis.settings.register_profile("tests", deadline=None, max_examples=50, derandomize=True)
 hypothesis.settings.load_profile("tests")
@@ -130,11 +142,7 @@ def _federation(
         **options,
     )
     # Tiny arrays: compiling is all that takes time, and level 0 halves it.
-    compiled = jax.jit(
-        engine.round,
-        out_shardings=NamedSharding(engine.mesh, PartitionSpec()),
-        compiler_options={"xla_backend_optimization_level": 0},
-    )
+    compiled = jax.jit(engine.round, out_shardings=NamedSharding(engine.mesh, PartitionSpec()))
     return Federation(model, trainer, engine, compiled)
 
 
@@ -198,11 +206,3 @@ def strict():
     """No silent promotion of dtypes or ranks."""
     with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
         yield
-
-
-@pytest.fixture(scope="module")
-def compile_quickly():
-    """Many small programs: compiling them with all optimizations takes most of the time."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)

@@ -9,6 +9,7 @@ import numpy as np
 from fedjax_hk import data, hk
 from fedjax_hk.report import summary
 from fedjax_hk.round.state import RoundInfo, Traffic
+from fedjax_hk.rules import CHOICES
 from fedjax_hk.run import contents
 from fedjax_hk.settings.config import Config
 from fedjax_hk.store import records, run_folder
@@ -120,9 +121,7 @@ def make_run(
 
 
 def records_spaces():
-    from fedjax_hk.rules.opinions import OPINIONS
-
-    return OPINIONS
+    return CHOICES["opinion"]
 
 
 __all__ = ["CLIENTS", "HOSTILE", "fleet_of", "make_run", "opinions_of", "records", "summary"]

@@ -13,11 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
-import pytest
 
 from fedjax_hk import data, models, parallel
 from fedjax_hk.data import synthetic_fleet
-from fedjax_hk.round import engine as engine_lib
 from fedjax_hk.run import loop
 from fedjax_hk.run import prepare as prepare_lib
 from fedjax_hk.settings.config import Config
@@ -57,16 +55,9 @@ def settings(**changes) -> Config:
     return Config(**{name: value for name, value in base.items() if value is not None})
 
 
-def compile_less(patch: pytest.MonkeyPatch) -> None:
-    """Tiny runs are mostly compilation, which optimizing less makes shorter."""
-    patch.setattr(engine_lib, "CPU_LEVEL", 0)
-
-
 @functools.cache
 def prepared_for(config: Config) -> prepare_lib.Prepared:
-    with pytest.MonkeyPatch.context() as patch:
-        compile_less(patch)
-        return prepare_lib.prepare(config, small_fleet(), MODEL)
+    return prepare_lib.prepare(config, small_fleet(), MODEL)
 
 
 def prepared_with(**changes) -> prepare_lib.Prepared:

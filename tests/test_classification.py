@@ -30,7 +30,6 @@ from fedjax_hk.types import Samples
 
 CLASSES = 4
 LOSS = CLASSIFICATION.judge.losses["cross_entropy"]
-pytestmark = pytest.mark.usefixtures("compile_quickly")
 class_errors = jax.jit(class_errors_lib.class_errors)
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from fedjax_hk import hk
 from fedjax_hk.report.coalition_map import coalition_map, pair_limits, splitting_threshold
+from fedjax_hk.settings import thresholds
 
 MEANINGS = {
     "cosine": hk.cosine,
@@ -24,7 +25,7 @@ def test_the_threshold_that_is_named_splits(meaning, spread):
     opinions_sd = 1 + spread * (groups_sd + 0.3 * rng.standard_normal((20, 100)))
     opinions_sd = opinions_sd.astype(np.float32)
     gram = hk.gram_matrix(opinions_sd)
-    text = splitting_threshold(gram, np.ones(20, bool), meaning)
+    text = splitting_threshold(gram, np.ones(20, bool), thresholds.MEANINGS[meaning])
     assert text is not None
     assert len(text) <= 12
     exact = float(text)
@@ -36,9 +37,9 @@ def test_the_threshold_that_is_named_splits(meaning, spread):
 
 def test_opinions_that_no_threshold_splits():
     gram = hk.gram_matrix(np.ones((5, 3), np.float32))
-    assert splitting_threshold(gram, np.ones(5, bool), "cosine") is None
-    assert splitting_threshold(gram, np.arange(5) < 1, "cosine") is None
-    assert splitting_threshold(gram, np.zeros(5, bool), "distance") is None
+    assert splitting_threshold(gram, np.ones(5, bool), thresholds.MEANINGS["cosine"]) is None
+    assert splitting_threshold(gram, np.arange(5) < 1, thresholds.MEANINGS["cosine"]) is None
+    assert splitting_threshold(gram, np.zeros(5, bool), thresholds.MEANINGS["distance"]) is None
 
 
 def test_coalition_map_equals_plain_calls():

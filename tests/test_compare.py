@@ -1,5 +1,6 @@
 """Several runs side by side."""
 
+import dataclasses
 import re
 
 import numpy as np
@@ -17,8 +18,6 @@ UPDATES = Config(agg="hk_cosine", opinion="update", tau=0.5, rounds=2)
 
 
 def seeded(config, seed):
-    import dataclasses
-
     return dataclasses.replace(config, seed=seed, output=f"somewhere/{seed}")
 
 
@@ -54,6 +53,16 @@ def test_runs_that_differ_in_the_seed_are_one_method(runs):
     assert table.loc["fedavg", "std_clients"] == pytest.approx(methods[1].headline_n.std())
     assert table.loc["fedavg", "seeds"] == 2
     assert sum(name.startswith("naive: ") for name in table.index) == 4
+
+
+def test_seeds_that_were_carried_out_otherwise_are_one_method(tmp_path):
+    paths = []
+    changes = ({}, {"tensorboard": True, "data_cache": False}, {"chunk": 2, "report": False})
+    for seed, change in enumerate(changes):
+        config = dataclasses.replace(seeded(FEDAVG, seed), **change)
+        paths.append(make_run(tmp_path / str(seed), config, seed=seed))
+    (method,) = compare.load_methods(paths)
+    assert method.name == "fedavg" and len(method.runs) == 3
 
 
 def test_paired_differences(runs):

@@ -8,7 +8,16 @@ import pytest
 from fedjax_hk.rules import CHOICES, RULES
 from fedjax_hk.settings import config as config_lib
 from fedjax_hk.settings.checks import check, check_fleet
-from fedjax_hk.settings.config import Config, ConfigError, value_of
+from fedjax_hk.settings.config import (
+    SETTINGS,
+    Config,
+    ConfigError,
+    choices_of,
+    is_read,
+    of_kind,
+    value_of,
+)
+from fedjax_hk.settings.setting import KINDS
 
 
 def problems_of(**settings) -> list[str]:
@@ -145,7 +154,7 @@ def test_numbers_that_are_not_finite_are_refused(name, value):
         ),
         ({"samples": "digits", "loss": "mae"}, "--loss=mae", "cross_entropy"),
         ({"loss": "cross_entropy"}, "--loss=cross_entropy", "mse, mae, huber"),
-        ({"samples": "digits", "data": "a.npz"}, "--data=a.npz", "--samples=npz"),
+        ({"samples": "digits", "data": "a.npz"}, "--data=a.npz", "npz or leaf"),
         ({"model": "mlp"}, "--model=mlp", "--samples=digits"),
         ({"partition": "iid"}, "--partition=iid", "--samples=digits"),
         ({"alpha_dirichlet": 0.1}, "--alpha_dirichlet=0.1", "--samples=digits"),
@@ -254,16 +263,21 @@ def test_choices_replace_those_of_the_rule():
 
 
 def test_numbers_have_the_defaults_that_the_help_says():
-    for name, default in config_lib.DEFAULTS.items():
-        assert value_of(Config(), name) == default
-        text = next(f for f in dataclasses.fields(Config) if f.name == name).metadata["help"]
-        assert name == "epsilon" or f"({default}" in text  # epsilon is off unless given
+    told = {name: known for name, known in SETTINGS.items() if known.unset is not None}
+    assert len(told) == 20
+    for name, known in told.items():
+        assert value_of(Config(), name) == known.unset
+        # epsilon is off unless given; the others depend on what else is chosen.
+        assert name in ("epsilon", "server_lr", "min_clients") or f"({known.unset}" in known.help
     assert value_of(Config(tau=0.5), "tau") == 0.5
     assert value_of(Config(epsilon=0.0), "epsilon") == 0.0
     assert value_of(Config(server_opt="sgd"), "server_lr") == 1.0
     assert value_of(Config(server_opt="adam"), "server_lr") == 0.01
     assert value_of(Config(agg="fedclust"), "tau") == 0.5
     assert value_of(Config(agg="fedcw"), "min_clients") == 0  # the selector knows the fleet
+    assert value_of(Config(), "loss") == "mse"
+    assert value_of(Config(samples="npz"), "loss") == "cross_entropy"
+    assert value_of(Config(), "preference") is None
     of = config_lib.opinion_leaves
     assert of(Config(agg="fedclust"), "output") == "^output/"
     assert of(Config(agg="fedclust"), "") == of(Config(), "output") == ""
@@ -286,9 +300,53 @@ def test_coalitions_are_judged_by_the_clients_of_a_round(name):
         check_fleet(dataclasses.replace(config, **{name: 5}), 9)
 
 
-def test_every_setting_has_help_and_a_group():
-    for item in dataclasses.fields(Config):
-        assert item.metadata["help"]
-        assert item.metadata["group"] in GROUPS
-        if item.metadata["choices"] and item.default is not None:
-            assert item.default in item.metadata["choices"]
+def test_every_setting_has_help_a_group_and_a_kind():
+    assert list(SETTINGS) == [item.name for item in dataclasses.fields(Config)]
+    for name, known in SETTINGS.items():
+        assert known.name == name and known.help
+        assert known.group in GROUPS
+        assert known.kind in KINDS
+        assert known.type in ("str", "int", "float", "bool")
+        assert not (known.shapes_program or not known.resumable) or known.kind == "run"
+        assert known.default is None or not known.choices or known.default in known.choices
+    assert all(of_kind(kind) for kind in KINDS)
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"agg": "fedavg", "mu": 0.1}, "--agg=fedavg does not read it; leave it out, or use "
+         "--local=prox or --agg=fedprox."),
+        ({"agg": "fedavg", "tau": 0.5}, "--agg=fedavg does not read it; leave it out, or use "
+         "--agg=hk_cosine, hk_euclidean or fedclust."),
+        ({"agg": "fedavg", "opinion": "update"}, "--agg=fedavg does not read it; leave it out, or "
+         "use a rule that does, such as --agg=hk_cosine."),
+        ({"trim": 0.1}, "--agg=hk_cosine does not read it; leave it out, or use --within=krum, or "
+         "--average=trimmed_mean, or --agg=trimmed_mean or multi_krum."),
+        ({"quantile": 0.9}, "--loss=mse does not read it; leave it out, or use --loss=quantile."),
+        ({"attack_share": 0.1}, "--attack=none does not read it; leave it out, or use "
+         "--attack=sign_flip, scale or noise."),
+        ({"alpha_dirichlet": 0.1}, "--samples=readings does not read it; leave it out, or use "
+         "--samples=digits, mnist5k or npz."),
+        ({"samples": "digits", "partition": "iid", "alpha_dirichlet": 0.1}, "--partition=iid does "
+         "not read it; leave it out, or use --partition=dirichlet or quantity."),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)  # fmt: skip
+def test_what_nobody_reads_is_said_with_who_would(settings, line):
+    name = list(settings)[-1]
+    assert problems_of(**settings) == [f"--{name}={settings[name]}: {line}"]
+
+
+def test_every_setting_that_some_choice_reads_is_refused_where_none_does():
+    """With every default rule on readings, whatever is read elsewhere only."""
+    made = choices_of(Config(agg="fedavg"))
+    unread = [name for name in SETTINGS if not is_read(name, made)]
+    assert len(unread) > 20
+    other = {"float": 0.4, "int": 3, "str": "1,1", "bool": True}
+    for name in unread:
+        known = SETTINGS[name]
+        names = [one for one in known.choices if one != known.default]
+        value = 0.6 if name == "damping" else names[0] if names else other[known.type]
+        lines = problems_of(agg="fedavg", **{name: value})
+        assert any(one.startswith(f"--{name}={value}: ") and "read it" in one for one in lines)

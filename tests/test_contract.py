@@ -73,10 +73,7 @@ def test_vmap_over_two_learning_rates(agg, federation, fleet):
     rates = np.array([0.001, 0.05], np.float32)
     hparams = jax.tree.map(np.float32, HPARAMS)._replace(learning_rate=rates)
     axes = HParams(*([None] * len(HParams._fields)))._replace(learning_rate=0)
-    batched = jax.jit(
-        jax.vmap(fed.engine.round, in_axes=(None, None, None, None, axes)),
-        compiler_options={"xla_backend_optimization_level": 0},
-    )
+    batched = jax.jit(jax.vmap(fed.engine.round, in_axes=(None, None, None, None, axes)))
     states, infos, _ = batched(fed.start(), few, np.int32(0), jax.random.key(0), hparams)
     for cell, rate in enumerate(rates):
         state, (info,) = fed.run(few, hparams=HPARAMS._replace(learning_rate=rate))

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from fedjax_hk.settings.page import settings_page
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "BUILD_NOTES.md", *sorted((ROOT / "docs").glob("*.md"))]
 
@@ -63,6 +65,11 @@ def test_every_guide_is_in_the_index():
     index = (ROOT / "docs/README.md").read_text()
     for page in (ROOT / "docs").glob("*.md"):
         assert page.name == "README.md" or f"({page.name})" in index, page.name
+
+
+def test_settings_page_is_what_the_settings_say():
+    # python -m fedjax_hk.settings.page > docs/settings.md
+    assert (ROOT / "docs/settings.md").read_text() == settings_page()
 
 
 FILES = re.compile(

@@ -17,7 +17,7 @@ from fedjax_hk.round import engine as engine_lib
 from fedjax_hk.round import measures
 from fedjax_hk.round.state import RoundInfo
 from fedjax_hk.rules import selection
-from fedjax_hk.rules.opinions import OPINIONS
+from fedjax_hk.settings.choices import OPINION, implementation
 from fedjax_hk.tasks import TASKS
 from fedjax_hk.types import HParams
 
@@ -32,7 +32,7 @@ def equal(left, right):
 @functools.cache
 def train_alone(trainer):
     """One client's training, compiled once for all that ask."""
-    return jax.jit(trainer.train, compiler_options={"xla_backend_optimization_level": 0})
+    return jax.jit(trainer.train)
 
 
 def locals_of(fed, fleet, state, info, *, seed=0, number=0, hparams=HPARAMS):
@@ -460,7 +460,7 @@ def test_a_chunk_of_rounds_is_its_rounds(federation, fleet):
     fed = federation("hk_cosine", choices={"opinion": "update", "serve": "coalition"})
     place = fed.place
     start, few, hparams = place((fed.start(), fleet(), jax.tree.map(np.float32, HPARAMS)))
-    chunk = jax.jit(fed.engine.chunk(4), compiler_options={"xla_backend_optimization_level": 0})
+    chunk = jax.jit(fed.engine.chunk(4))
     expected, infos = fed.run(fleet(), rounds=3, hparams=HPARAMS)
     state, found, snapshot = chunk(start, few, np.int32(0), np.int32(3), jax.random.key(0), hparams)
     np.testing.assert_allclose(state.params, expected.params, rtol=1e-5, atol=1e-7)
@@ -481,11 +481,11 @@ def test_a_chunk_of_rounds_is_its_rounds(federation, fleet):
 
 def test_what_is_large_is_made_when_asked(federation, fleet):
     fed = federation("hk_cosine", choices={"opinion": "update"})
-    state, _ = fed.run(fleet(), hparams=HPARAMS)
     key, few = jax.random.key(0), fleet()
     hparams = jax.tree.map(np.float32, HPARAMS)
     after, info, snapshot = fed.round(fed.start(), few, np.int32(0), key, hparams)
-    for name, space in OPINIONS.items():
+    for name in OPINION:
+        space = implementation("opinion", name)
         opinions = space(snapshot.sent_sd, snapshot.base_sd, snapshot.present_s)
         expected = np.asarray(opinions, np.float64)
         found = hk.inner_products(jax.jit(fed.engine.gram, static_argnums=1)(snapshot, name))

@@ -12,11 +12,11 @@ import pytest
 
 from fedjax_hk import main as main_lib
 from fedjax_hk.report.load import load_run
-from fedjax_hk.round import engine as engine_lib
 from fedjax_hk.rules import CHOICES, RULES
 from fedjax_hk.settings import config as config_lib
+from fedjax_hk.settings.choices import TABLES
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compile_quickly")]
+pytestmark = pytest.mark.slow
 
 ROUNDS, CLIENTS, COHORT = 5, 6, 4
 SMALL = (f"--rounds={ROUNDS}", "--epochs=1", "--devices=1")
@@ -29,7 +29,6 @@ TASKS = {
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch, tmp_path):
     """Tiny runs are mostly compilation, which optimizing less makes shorter."""
-    monkeypatch.setattr(engine_lib, "CPU_LEVEL", 0)
     monkeypatch.chdir(tmp_path)
 
 
@@ -158,16 +157,16 @@ MODIFIED = {  # the method to modify, flags, and the task ("" for both)
     },
     **{
         f"attack {name}": ("median", (f"--attack={name}", "--attack_scale=2"), "embedded")
-        for name in config_lib.ATTACKS
+        for name in TABLES["attack"]
         if name != "none"
     },
     **{
         f"partition {name}": ("hk_cosine", (f"--partition={name}", "--min_samples=3"), "digits")
-        for name in config_lib.SPLITS
+        for name in TABLES["partition"]
     },
     **{
         f"scaler {name}": ("fedavg", (f"--scaler={name}", "--activation=linear"), "embedded")
-        for name in config_lib.SCALERS
+        for name in config_lib.SETTINGS["scaler"].choices
     },
 }  # fmt: skip
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from fedjax_hk import hk
 
-pytestmark = pytest.mark.usefixtures("strict", "compile_quickly")
+pytestmark = pytest.mark.usefixtures("strict")
 
 
 _interact = jax.jit(hk.interact, static_argnames=("state_norm", "trajectory_steps"))

@@ -21,7 +21,7 @@ from fedjax_hk.hk import dynamics
 FOLDER = pathlib.Path(hk.__file__).parent
 
 
-pytestmark = pytest.mark.usefixtures("strict", "compile_quickly")
+pytestmark = pytest.mark.usefixtures("strict")
 
 
 def cohort(seed=0, num_clients=9, dim=6):

@@ -15,7 +15,7 @@ PACKAGE = Path(fedjax_hk.__file__).parent
 
 # From the bottom up; a part imports from itself and from parts before it only. All there are.
 LAYERS = (
-    "hk", "types", "keys", "parallel", "metrics", "data", "tasks", "rules", "settings", "models",
+    "hk", "settings", "types", "keys", "parallel", "metrics", "data", "models", "tasks", "rules",
     "round", "store", "report", "integrations", "run", "main", "forecast", "compare",
 )  # fmt: skip
 
@@ -81,7 +81,17 @@ def test_operator_does_without_other_packages():
                 assert node.module.split(".")[0] in allowed, path
 
 
-@pytest.mark.parametrize("module", ["fedjax_hk", "fedjax_hk.settings.checks", "fedjax_hk.rules"])
+LIGHT = (
+    "fedjax_hk",
+    "fedjax_hk.rules",
+    *(
+        f"fedjax_hk.settings.{path.stem}"
+        for path in sorted((PACKAGE / "settings").glob("[!_]*.py"))
+    ),
+)
+
+
+@pytest.mark.parametrize("module", LIGHT)
 def test_light_modules_load_neither_jax_nor_numpy(module):
     code = (
         f"import sys, {module}\n"

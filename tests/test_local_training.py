@@ -14,11 +14,10 @@ import reference
 
 from fedjax_hk import models
 from fedjax_hk.round.training import ADAM_EPSILON, adam, make_trainer
-from fedjax_hk.rules.local import OBJECTIVES
+from fedjax_hk.settings.choices import LOCAL, implementation
 from fedjax_hk.tasks import FORECAST
 from fedjax_hk.types import HParams, Samples
 
-QUICK = {"xla_backend_optimization_level": 0}  # for programs that run once
 BATCH, EPOCHS, WIDTH = 4, 3, 13
 START = np.array([0.2, -0.7], np.float32)  # offset, slope
 CORRECTION = np.array([0.3, -0.2], np.float32)  # of SCAFFOLD, added to every gradient
@@ -86,7 +85,7 @@ def descent(objective, loss, start):
     return direction
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("objective", LOCAL)
 def test_equals_a_loop_over_shuffled_batches(objective, samples, tiny_model):
     trainer = line_trainer(tiny_model("line"), objective=objective)
     for size in SIZES:
@@ -98,12 +97,12 @@ def test_equals_a_loop_over_shuffled_batches(objective, samples, tiny_model):
             shuffled_batches(client, jax.random.key(size)),
             HPARAMS.learning_rate,
             descent(objective, "mse", START.astype(np.float64)),
-            OBJECTIVES[objective].batches,
+            implementation("local", objective).batches,
         )
         np.testing.assert_allclose(result.params, params, rtol=2e-5, atol=2e-6)
         np.testing.assert_allclose(result.loss, loss, rtol=2e-5)
         assert result.num_steps == steps
-    assert steps == EPOCHS * -(-4 // OBJECTIVES[objective].batches)
+    assert steps == EPOCHS * -(-4 // implementation("local", objective).batches)
 
 
 LOSSES = FORECAST.judge.losses
@@ -164,7 +163,7 @@ def test_masked_windows_among_the_valid_ones_are_not_used(samples, tiny_model):
     assert expected.num_steps == EPOCHS * 2
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("objective", LOCAL)
 def test_a_client_without_windows_changes_nothing(objective, samples, tiny_model):
     trainer = line_trainer(tiny_model("line"), objective=objective)
     for num_batches in (0, 3):
@@ -234,7 +233,7 @@ def test_adapting_is_one_step_on_all_windows(loss, samples, tiny_model):
     model, client = tiny_model("line"), one_client(samples, 9)
     windows = list(zip(client.inputs[:9, -1, 0], client.targets[:9], strict=True))
     _, grad = reference.line_loss(START, windows, loss, HPARAMS.quantile)
-    for objective in OBJECTIVES:
+    for objective in LOCAL:
         trainer, _ = line_trainer(model, objective=objective, loss=LOSSES[loss])
         adapted = trainer.adapt(START, client, HPARAMS)
         if objective.startswith("perfedavg"):
@@ -324,7 +323,7 @@ def test_perfedavg_without_inner_step_is_plain_on_the_second_batch(objective, sa
         shuffled_batches(client, jax.random.key(0)),
         HPARAMS.learning_rate,
         lambda y, batches: reference.line_loss(y, batches[1]),
-        OBJECTIVES[objective].batches,
+        implementation("local", objective).batches,
     )
     np.testing.assert_allclose(result.params, params, rtol=2e-5, atol=2e-6)
     assert result.num_steps == steps
@@ -339,10 +338,10 @@ def test_hessian_form_on_the_forecaster(samples, tiny_model):
     client = one_client(samples, 9)
     start = model.init(jax.random.key(4)) * 2
     hparams = as_arrays(HParams(learning_rate=1.0, alpha=0.1))
-    result = jax.jit(trainer.train, compiler_options=QUICK)(
+    result = jax.jit(trainer.train)(
         start, trainer.init_optimizer(start), client, jax.random.key(0), 1, hparams
     )
-    grad = jax.jit(lambda y: trainer.gradient(y, client)[1], compiler_options=QUICK)
+    grad = jax.jit(lambda y: trainer.gradient(y, client)[1])
     outer = grad(start - 0.1 * grad(start))
     step = 1e-2 / jnp.linalg.norm(outer)
     product = (grad(start + step * outer) - grad(start - step * outer)) / (2 * step)

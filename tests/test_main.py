@@ -20,6 +20,8 @@ import pytest
 from fedjax_hk import main as main_lib
 from fedjax_hk.round.state import RoundState, ServerState
 from fedjax_hk.run import prepare as prepare_lib
+from fedjax_hk.settings import checks
+from fedjax_hk.settings import flags as flags_lib
 from fedjax_hk.settings.config import Config, ConfigError
 from fedjax_hk.store.checkpoint import Checkpoints
 
@@ -50,7 +52,7 @@ def refused(capfd):
 
 
 def parse(*flags: str) -> Config:
-    return main_lib.parse(["main", *flags])[0]
+    return flags_lib.parse(["main", *flags])[0]
 
 
 @pytest.mark.parametrize(
@@ -152,7 +154,7 @@ def test_boolean_flags_in_all_spellings():
 
 def test_flags_without_a_value_are_the_defaults_of_config():
     assert parse() == Config()
-    config, given, resume = main_lib.parse(["main", "--tau=0.5", "--rounds=20"])
+    config, given, resume = flags_lib.parse(["main", "--tau=0.5", "--rounds=20"])
     assert config == Config(tau=0.5)
     assert given == {"tau": 0.5, "rounds": 20}
     assert resume is None
@@ -173,7 +175,7 @@ def test_presets_are_valid():
     assert files
     for file in files:
         config = parse(f"--flagfile={file}")
-        main_lib.checks.check(config)
+        checks.check(config)
     paper = parse(f"--flagfile={presets / 'fedhk_paper.flags'}")
     assert dataclasses.replace(paper, rounds=20) == Config(
         tau=0.9, clients_per_round=50, active_factor=1.6, min_days=730, loss="mse"
@@ -424,6 +426,7 @@ def copied(folder, tmp_path):
         (["--agg=fedprox", "--mu=0.1"], ["--mu: run has None, you gave 0.1"]),
         (["--rounds=0"], ["--rounds: run is set for 12, you gave 0"]),
         (["--noclient_opt_reset"], ["--client_opt_reset: run has True, you gave False"]),
+        (["--output=elsewhere"], ["--output: run has ", "you gave 'elsewhere'"]),
     ],
 )
 def test_other_flags_are_refused_with_the_differences(flags, said, whole, refused):

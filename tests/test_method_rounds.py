@@ -16,6 +16,7 @@ from fedjax_hk.round import engine as engine_lib
 from fedjax_hk.round.state import FleetArrays, Traffic
 from fedjax_hk.round.training import make_trainer
 from fedjax_hk.rules import CHOICES, RULES, Rule, averages
+from fedjax_hk.settings.choices import Choice
 from fedjax_hk.types import HParams, Samples
 
 NUM = 6
@@ -358,11 +359,12 @@ def test_centralized_is_one_client_with_all_windows(federation, fleet):
 def test_a_rule_is_tested_by_being_registered(monkeypatch, federation, fleet):
     """A new average, and a row that names it: the contract holds it to everything."""
 
-    def first(models_sd, start_sd, weights_s, effort_s, trim):
+    def heaviest(models_sd, start_sd, weights_s, effort_s, trim):
         return models_sd[jnp.argmax(weights_s)]
 
-    monkeypatch.setitem(averages.AVERAGES, "heaviest", first)
-    monkeypatch.setitem(CHOICES, "average", (*CHOICES["average"], "heaviest"))
+    monkeypatch.setattr(averages, "heaviest", heaviest, raising=False)
+    choice = Choice("the heaviest client's model", "fedjax_hk.rules.averages:heaviest")
+    monkeypatch.setitem(CHOICES["average"], "heaviest", choice)
     monkeypatch.setitem(RULES, "toy", Rule(average="heaviest"))
     test_contract.test_two_rounds("toy", "line", federation, fleet)
     test_contract.test_client_order_does_not_matter("toy", federation, fleet)

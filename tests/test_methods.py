@@ -29,11 +29,10 @@ from fedjax_hk.rules import selection
 from fedjax_hk.rules.affinity_propagation import affinity_propagation
 from fedjax_hk.rules.agglomerative import LINKAGES, agglomerate
 from fedjax_hk.rules.alignment import aligned, hidden_neurons, match, permuted
-from fedjax_hk.rules.averages import AVERAGES
 from fedjax_hk.rules.weighting import client_weights, distance_factor, krum_factor
+from fedjax_hk.settings.choices import implementation
 from fedjax_hk.types import HParams
 
-pytestmark = pytest.mark.usefixtures("compile_quickly")
 HPARAMS = jax.tree.map(np.float32, HParams())
 
 
@@ -182,7 +181,7 @@ def average(name, models, weights=None, *, start=None, effort=None, trim=0.2):
     start = np.zeros_like(models) if start is None else start
     effort = np.ones(len(models)) if effort is None else effort
     arguments = (models, start, *(np.asarray(x, np.float32) for x in (weights, effort, trim)))
-    return np.asarray(AVERAGES[name](*map(jnp.asarray, arguments)))
+    return np.asarray(implementation("average", name)(*map(jnp.asarray, arguments)))
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 6, 10, 23])
@@ -468,7 +467,8 @@ def test_attacks():
     drawn = jax.random.split(jax.random.key(0), 2)
 
     def send(kind):
-        return base + np.asarray(uplink.ATTACKS[kind](update, drawn, np.float32(10))) - base
+        made = implementation("attack", kind)(update, drawn, np.float32(10))
+        return base + np.asarray(made) - base
 
     np.testing.assert_allclose(send("sign_flip"), -10 * update, rtol=1e-5)
     np.testing.assert_allclose(send("scale"), 10 * update, rtol=1e-5)

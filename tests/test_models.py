@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -16,7 +14,6 @@ from fedjax_hk.models import lstm
 from fedjax_hk.models.lstm_kernel import lstm_states
 
 EXAMPLE = jnp.zeros((2, 12, 1))
-quick_jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +48,7 @@ def test_leaves_are_in_the_order_of_the_vector(paper_model):
 
 def test_initializers_are_those_of_keras(paper_model):
     layers = jax.tree.map(
-        np.asarray, paper_model.restore(quick_jit(paper_model.init)(jax.random.key(3)))
+        np.asarray, paper_model.restore(jax.jit(paper_model.init)(jax.random.key(3)))
     )
     for name in ("lstm_0", "lstm_1"):
         kernel, recurrent, bias = (layers[name][k] for k in ("kernel", "recurrent_kernel", "bias"))
@@ -80,7 +77,7 @@ def test_output_equals_plain_lstm(output):
     expected = reference.forecaster(model.restore(params), inputs, output)
     assert len(np.unique(expected)) > 3
     np.testing.assert_allclose(
-        quick_jit(model.apply)(params, inputs, None), expected, rtol=1e-5, atol=1e-6
+        jax.jit(model.apply)(params, inputs, None), expected, rtol=1e-5, atol=1e-6
     )
 
 
@@ -120,7 +117,7 @@ def test_gradient_equals_automatic_differentiation(last_only):
         toward[:-1] = 0
 
     def slope(states):
-        return quick_jit(
+        return jax.jit(
             jax.value_and_grad(lambda w, x: jnp.vdot(states(w, x), toward), argnums=(0, 1))
         )
 
@@ -143,7 +140,7 @@ def test_second_derivatives():
         def product(w, x):
             return jax.grad(lambda v: jnp.vdot(jax.grad(value)(v, x), along))(w)
 
-        return quick_jit(jax.vmap(product))
+        return jax.jit(jax.vmap(product))
 
     several = np.stack([weights, 0.5 * weights]), np.stack([inputs, inputs[::-1]])
     assert_close(hessian_vector(lstm_states)(*several), hessian_vector(_scanned)(*several), 1e-5)
@@ -151,7 +148,7 @@ def test_second_derivatives():
 
 def test_dropout_meets_its_rate_and_keeps_the_mean():
     ones = jnp.ones((200, 500))
-    dropped = np.asarray(quick_jit(lstm.drop, static_argnums=1)(ones, 0.2, jax.random.key(0)))
+    dropped = np.asarray(jax.jit(lstm.drop, static_argnums=1)(ones, 0.2, jax.random.key(0)))
     assert set(np.unique(dropped)) == {np.float32(0), np.float32(1 / 0.8)}
     # Six standard deviations of 100,000 draws.
     assert abs(np.mean(dropped == 0) - 0.2) < 6 * np.sqrt(0.2 * 0.8 / dropped.size)
@@ -160,7 +157,7 @@ def test_dropout_meets_its_rate_and_keeps_the_mean():
 def test_dropout_masks_of_different_keys_are_unrelated():
     keys = jax.random.split(jax.random.key(1), 64)
     ones = jnp.ones((16, 32))
-    drop = quick_jit(jax.vmap(lambda key: lstm.drop(ones, 0.5, key)))
+    drop = jax.jit(jax.vmap(lambda key: lstm.drop(ones, 0.5, key)))
     masks = np.asarray(drop(keys)).reshape(64, -1) > 0
     assert abs(masks.mean() - 0.5) < 6 * 0.5 / np.sqrt(masks.size)
     agree = (masks[:, None] == masks[None, :]).mean(axis=2)[np.triu_indices(64, 1)]
@@ -174,9 +171,9 @@ def test_dropout_only_while_training(tiny_model):
     model = tiny_model("dropout_lstm")
     params = jnp.abs(model.init(jax.random.key(0)))
     inputs = jnp.ones((64, 3, 1))
-    judged = np.asarray(quick_jit(lambda p, x: model.apply(p, x, None))(params, inputs))
+    judged = np.asarray(jax.jit(lambda p, x: model.apply(p, x, None))(params, inputs))
     assert len(np.unique(judged)) == 1 and judged[0] > 0
-    train = quick_jit(model.apply)
+    train = jax.jit(model.apply)
     trained, again, other = (
         np.asarray(train(params, inputs, jax.random.key(k))) for k in (1, 1, 2)
     )
@@ -191,7 +188,7 @@ def test_starts_alive_where_the_first_draw_is_dead(tiny_model):
     def alive(params):
         return jnp.mean(model.apply(params, inputs, None) != 0)
 
-    @quick_jit
+    @jax.jit
     @jax.vmap
     def first_draws(seed):
         params = model.init(jax.random.fold_in(jax.random.key(seed), 0))

@@ -27,11 +27,7 @@ def federation_of(model, trainer, rule, num_clients) -> Federation:
         model, trainer, rule, num_clients=num_clients, clients_per_round=num_clients,
         mesh=mesh,
     )  # fmt: skip
-    compiled = jax.jit(
-        engine.round,
-        out_shardings=NamedSharding(mesh, PartitionSpec()),
-        compiler_options={"xla_backend_optimization_level": 0},
-    )
+    compiled = jax.jit(engine.round, out_shardings=NamedSharding(mesh, PartitionSpec()))
     return Federation(model, trainer, engine, compiled)
 
 

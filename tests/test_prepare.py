@@ -1,19 +1,16 @@
 """A run before its first round: what is compiled, and once."""
 
+import dataclasses
 import gc
 import os
 
 import jax
 import numpy as np
 import pytest
-from small_run import MODEL, ROUNDS, Ran, compile_less, prepared_with, settings, small_fleet
+from small_run import MODEL, ROUNDS, Ran, prepared_with, settings, small_fleet
 
 from fedjax_hk.run import prepare as prepare_lib
-
-
-@pytest.fixture(autouse=True)
-def quickly(monkeypatch):
-    compile_less(monkeypatch)
+from fedjax_hk.settings.config import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -74,3 +71,27 @@ def test_many_configurations_in_one_process_leave_nothing_behind():
     arrays, memory = zip(*seen, strict=True)
     assert arrays[-1] == arrays[9]
     assert memory[-1] - memory[9] < 100  # 40 programs that stayed would hold several times that
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"tau_mode": "quantile"}, {"opinion": "centered"}, {"epochs": 2}, {"devices": 2},
+     {"agg": "hk_euclidean", "epsilon": 1.0}, {"judge": "validation"}],
+)  # fmt: skip
+def test_what_needs_another_compilation_is_not_reused(changes):
+    prepared = prepared_with()
+    config = dataclasses.replace(prepared.config, **changes)
+    with pytest.raises(ConfigError, match="needs another compilation"):
+        prepare_lib.reuse(prepared, config)
+
+
+def test_what_is_traced_or_said_is_reused():
+    prepared = prepared_with()
+    config = dataclasses.replace(
+        prepared.config, tau=0.7, seed=3, rounds=2, report=True, tensorboard=True
+    )
+    found = prepare_lib.reuse(prepared, config)
+    assert found.round is prepared.round and found.config == config
+    assert float(found.hparams.tau) == pytest.approx(0.7)
+    moved = dataclasses.replace(config, judge="validation")  # what other samples are read from
+    assert prepare_lib.reuse(prepared, moved, small_fleet()).config == moved

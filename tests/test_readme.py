@@ -29,7 +29,9 @@ def flags_of(command: str) -> set[str] | None:
         return defined_in(ROOT / "experiments" / f"{found[1]}.py")
     if found := re.search(r"-m fedjax_hk\.(\w+)", command):
         return MAIN if found[1] == "main" else OF_DOORS
-    return None if re.search(r"\bpip\b|\bpytest\b|\bpython3 -m venv\b", command) else MAIN | OF_DOORS
+    return (
+        None if re.search(r"\bpip\b|\bpytest\b|\bpython3 -m venv\b", command) else MAIN | OF_DOORS
+    )
 
 
 MAIN = {*define_flags(), "flagfile"}

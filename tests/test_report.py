@@ -20,8 +20,6 @@ from fedjax_hk.store.run_folder import RunFolder, RunFolderError
 from fedjax_hk.tasks import forecast_errors
 from fedjax_hk.types import Excluded
 
-pytestmark = pytest.mark.usefixtures("compile_quickly")
-
 ALL = [
     "error_per_round", "accuracy_per_round", "errors_against_naive", "forecasts", "trajectories",
     "coalition_map", "dissimilarity", "together",

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
-from small_run import MODEL, Calls, compile_less, on_fleet
+from small_run import MODEL, Calls, on_fleet
 
 from fedjax_hk import main as main_lib
 from fedjax_hk.data import synthetic_fleet
@@ -23,7 +23,6 @@ def command(monkeypatch, tmp_path, capfd):
     """The command with the small forecaster; returns code, output and error."""
     prepare, run = prepare_lib.prepare, loop.simulate
     monkeypatch.chdir(tmp_path)
-    compile_less(monkeypatch)
 
     def prepare_small(config, fleet):
         shape = fleet.train.inputs.shape, fleet.test.inputs.shape

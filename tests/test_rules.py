@@ -14,28 +14,16 @@ from hypothesis import strategies as st
 
 from fedjax_hk import hk
 from fedjax_hk.rules import CHOICES, RULES, server
-from fedjax_hk.rules.averages import AVERAGES
-from fedjax_hk.rules.groupings import GROUPINGS, Members, Settings, pair_quantiles
-from fedjax_hk.rules.local import OBJECTIVES
-from fedjax_hk.rules.opinions import OPINIONS, columns
-from fedjax_hk.rules.selection import SELECTORS
-from fedjax_hk.rules.server import SERVER_STEPS
+from fedjax_hk.rules.grouping import Members, pair_quantiles
+from fedjax_hk.rules.opinions import columns
 from fedjax_hk.rules.weighting import client_weights
-from fedjax_hk.types import HParams
+from fedjax_hk.settings.choices import GROUPINGS, SERVER_OPT, implementation
+from fedjax_hk.types import HParams, Settings
 
 WITHIN, BETWEEN = ("uniform", "samples"), CHOICES["between"]
 
 
 def test_rows_name_choices_that_exist():
-    tables = {
-        "local": OBJECTIVES,
-        "opinion": OPINIONS,
-        "average": AVERAGES,
-        "server_opt": SERVER_STEPS,
-        "select": SELECTORS,
-    }
-    for choice, table in tables.items():
-        assert set(CHOICES[choice]) == set(table)
     for name, rule in RULES.items():
         assert rule.grouping in GROUPINGS, name
         for choice, values in CHOICES.items():
@@ -125,7 +113,7 @@ def test_clients_without_windows_weigh_nothing_by_samples():
 )
 def test_first_steps_of_adaptive_servers(name, expected):
     # Deltas 1, 0.5, -0.2; the known numbers are for a momentum of 0.9 in all three.
-    step, x, found = SERVER_STEPS[name], jnp.zeros(1), []
+    step, x, found = implementation("server_opt", name), jnp.zeros(1), []
     if name == "adagrad":
         step = server._adaptive(0.9, lambda v, d2: v + d2)
     state = step.init(x)
@@ -136,7 +124,7 @@ def test_first_steps_of_adaptive_servers(name, expected):
 
 
 def test_adagrad_has_no_momentum():
-    step, x, v = SERVER_STEPS["adagrad"], 0.0, 1e-6
+    step, x, v = implementation("server_opt", "adagrad"), 0.0, 1e-6
     state, found = step.init(jnp.zeros(1)), jnp.zeros(1)
     for delta in (1.0, 0.5, -0.2):
         found, state = step.apply(state, found, found + delta, 0.1)
@@ -147,18 +135,18 @@ def test_adagrad_has_no_momentum():
 
 def test_plain_server_steps():
     x, average = jnp.array([1.0, -2.0]), jnp.array([3.0, 0.5])
-    moved, state = SERVER_STEPS["mean"].apply((), x, average, 0.3)
+    moved, state = implementation("server_opt", "mean").apply((), x, average, 0.3)
     np.testing.assert_array_equal(moved, average)
-    moved, state = SERVER_STEPS["sgd"].apply((), x, average, 1.0)
+    moved, state = implementation("server_opt", "sgd").apply((), x, average, 1.0)
     np.testing.assert_allclose(moved, average, rtol=1e-6)
-    moved, state = SERVER_STEPS["sgd"].apply((), x, average, 0.25)
+    moved, state = implementation("server_opt", "sgd").apply((), x, average, 0.25)
     np.testing.assert_allclose(moved, 0.75 * x + 0.25 * average, rtol=1e-6)
     assert state == ()
 
 
-@pytest.mark.parametrize("name", SERVER_STEPS)
+@pytest.mark.parametrize("name", SERVER_OPT)
 def test_server_stays_where_clients_agree_with_it(name):
-    step, x = SERVER_STEPS[name], jnp.array([1.0, -2.0])
+    step, x = implementation("server_opt", name), jnp.array([1.0, -2.0])
     state = step.init(x)
     for _ in range(3):
         moved, state = step.apply(state, x, x, 0.1)
@@ -167,11 +155,11 @@ def test_server_stays_where_clients_agree_with_it(name):
 
 def test_adam_and_yogi_start_alike_and_keep_v_positive():
     x, target = jnp.array([1.0]), jnp.array([1.7])
-    first = [SERVER_STEPS[n].apply(SERVER_STEPS[n].init(x), x, target, 0.1) for n in
-             ("adam", "yogi")]  # fmt: skip
+    steps = [implementation("server_opt", name) for name in ("adam", "yogi")]
+    first = [step.apply(step.init(x), x, target, 0.1) for step in steps]
     np.testing.assert_allclose(first[0][0], first[1][0], rtol=1e-6)
     for name in ("adam", "yogi", "adagrad"):
-        step, y = SERVER_STEPS[name], x
+        step, y = implementation("server_opt", name), x
         state, before = step.init(y), 0.0
         for delta in (1.0, 0.1, -0.4, 0.0, 2.0):
             y, state = step.apply(state, y, y + delta, 0.1)
@@ -186,11 +174,13 @@ def test_opinion_spaces():
     rng = np.random.default_rng(0)
     params, start = (rng.standard_normal((4, 6)).astype(np.float32) for _ in range(2))
     mask = np.array([True, False, True, True])
-    np.testing.assert_array_equal(OPINIONS["weights"](params, start, mask), params)
-    np.testing.assert_array_equal(OPINIONS["update"](params, start, mask), params - start)
-    centered = OPINIONS["centered"](params, start, mask)
+    np.testing.assert_array_equal(implementation("opinion", "weights")(params, start, mask), params)
+    np.testing.assert_array_equal(
+        implementation("opinion", "update")(params, start, mask), params - start
+    )
+    centered = implementation("opinion", "centered")(params, start, mask)
     np.testing.assert_allclose(centered, params - params[mask].mean(axis=0), rtol=1e-5, atol=1e-6)
-    nobody = OPINIONS["centered"](params, start, np.zeros(4, bool))
+    nobody = implementation("opinion", "centered")(params, start, np.zeros(4, bool))
     assert np.isfinite(nobody).all()
 
 
@@ -243,7 +233,7 @@ def test_pair_quantiles_of_one_client():
 
 @functools.cache
 def _compiled(name, settings):
-    grouping = GROUPINGS[name](Settings(**dict(settings)))
+    grouping = implementation("grouping", name)(Settings(**dict(settings)))
 
     def apply(opinions, mask, keys, state, hparams, clients, planted):
         gram = hk.gram_matrix(opinions, mask=mask)
@@ -251,7 +241,7 @@ def _compiled(name, settings):
         members = Members(keys, clients, planted)
         return grouping.apply(state, opinions, gram, mask, members, hparams)
 
-    return jax.jit(apply, compiler_options={"xla_backend_optimization_level": 0})
+    return jax.jit(apply)
 
 
 def apply(
@@ -453,7 +443,7 @@ def test_raw_radius():
     info, _ = apply("hk_euclidean", opinions, use_epsilon=True, hparams=HParams(epsilon=2.0))
     np.testing.assert_array_equal(info.labels_s, expected)
     assert info.limit == 2 and info.converged and info.num_steps == 1
-    assert GROUPINGS["hk_euclidean"](Settings(use_epsilon=True)).kind == "ball"
+    assert implementation("grouping", "hk_euclidean")(Settings(use_epsilon=True)).kind == "ball"
 
 
 @pytest.mark.parametrize("name", ["hk_cosine", "hk_euclidean", "hk_band"])

@@ -1,6 +1,5 @@
 """Run folders: nobody shares one, tables survive kills, numbers read back bit-equal."""
 
-import json
 import math
 import os
 import pathlib
@@ -367,45 +366,6 @@ def test_truncation_names_what_is_wrong(folder):
         file.write("2\n")
     with pytest.raises(RunFolderError, match=r"t.csv row 2: expected 2 cells with a number"):
         folder.truncate_after("t", "round", 1)
-
-
-# Resume with other flags.
-
-
-def stored(**flags):
-    return json.loads(json.dumps(flags))
-
-
-def test_same_flags_have_no_differences():
-    flags = {"tau": 0.9, "sizes": (1, 2), "agg": "hk", "rounds": 20, "lr": math.nan}
-    assert run_folder.config_differences(stored(**flags), flags) == []
-    assert run_folder.config_differences(stored(tau=1), {"tau": np.float32(1.0)}) == []
-
-
-def test_differences_are_said_flag_by_flag():
-    was = stored(tau=0.9, agg="hk", old=1)
-    assert run_folder.config_differences(was, {"tau": 0.8, "agg": "hk", "new": 2}) == [
-        "flag --tau: run has 0.9, you gave 0.8",
-        "flag --old: run has 1, this version has no such flag",
-        "flag --new: run has no such flag, you gave 2",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("rounds", "done", "message"),
-    [
-        (30, None, None),
-        (20, None, None),
-        (10, None, "flag --rounds: run is set for 20, you gave 10"),
-        (10, 7, None),
-        (10, 10, None),
-        (10, 12, "flag --rounds: run has done 12, you gave 10; rounds cannot be taken back"),
-    ],
-)
-def test_rounds_may_grow_but_not_shrink_below_those_done(rounds, done, message):
-    lines = run_folder.config_differences(stored(rounds=20), {"rounds": rounds}, rounds_done=done)
-    assert len(lines) == (message is not None)
-    assert message is None or lines[0].startswith(message)
 
 
 def test_versions_name_what_makes_the_numbers():

@@ -8,6 +8,7 @@ import pytest
 
 from fedjax_hk import data
 from fedjax_hk.report import summary
+from fedjax_hk.settings import thresholds
 from fedjax_hk.settings.config import Config
 from fedjax_hk.tasks import FORECAST, forecast_errors
 from fedjax_hk.types import Excluded
@@ -108,11 +109,15 @@ def test_no_threshold_is_named_where_none_is_known():
 
 
 def test_what_a_threshold_means():
-    assert summary.threshold_meaning(Config()) == "cosine"
-    assert summary.threshold_meaning(Config(agg="hk_band")) == "cosine"
-    assert summary.threshold_meaning(Config(agg="hk_euclidean")) == "radius"
-    assert summary.threshold_meaning(Config(agg="hk_euclidean", euclid_tau="linear")) == "linear"
-    assert summary.threshold_meaning(Config(agg="hk_euclidean", epsilon=1.0)) == "distance"
+    def outright(**settings):
+        return thresholds.meaning_of(Config(**settings), outright=True)
+
+    assert outright().name == outright(tau_mode="quantile").name == "cosine"
+    assert outright(agg="hk_band").name == "band"
+    assert outright(agg="hk_euclidean").name == "radius"
+    assert outright(agg="hk_euclidean", euclid_tau="linear").name == "linear"
+    assert outright(agg="hk_euclidean", epsilon=1.0).name == "distance"
+    assert outright(agg="fedavg") is None
 
 
 def rounds_table(**changes):

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from made_run import classes_of, fleet_of, outputs_of
 
-from fedjax_hk.settings.config import LOSSES_OF, TASK_OF
+from fedjax_hk.settings.choices import LOSS
+from fedjax_hk.settings.config import TASK_OF
 from fedjax_hk.tasks import TASKS
 
 FLEETS = {"forecast": fleet_of, "classification": classes_of}
@@ -17,8 +18,9 @@ def name(request):
 
 
 def test_settings_name_the_tasks_and_their_losses(name):
-    assert set(TASK_OF.values()) == set(TASKS) == set(LOSSES_OF)
-    assert LOSSES_OF[name] == tuple(TASKS[name].judge.losses)
+    assert set(TASK_OF.values()) == set(TASKS) == {loss.task for loss in LOSS.values()}
+    of_task = [loss for loss, choice in LOSS.items() if choice.task == name]
+    assert of_task == list(TASKS[name].judge.losses)
 
 
 def test_one_loss_a_sample_of_outputs_of_its_shape(name):

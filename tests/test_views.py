@@ -12,8 +12,6 @@ from fedjax_hk.tasks import CLASSIFICATION, FORECAST
 
 NUM, LIMIT, STEPS = 8, 0.5, 3
 
-pytestmark = pytest.mark.usefixtures("compile_quickly")
-
 
 def opinions_named(present=None, kind="cosine", limit=LIMIT):
     vectors = opinions_of(NUM) * np.linspace(1, 3, NUM)[:, None]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from typing import NamedTuple
 
 import jax
@@ -11,18 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_hk import hk
-from fedjax_hk.rules.groupings import MAX_STEPS, pair_dissimilarity, pair_quantiles
+from fedjax_hk.rules.grouping import pair_dissimilarity, pair_quantiles
+from fedjax_hk.rules.hegselmann_krause import MAX_STEPS
 from fedjax_hk.rules.weighting import equals_plain_mean
+from fedjax_hk.settings.thresholds import Meaning
 from fedjax_hk.types import Array
-
-# A threshold's meaning, to the limit of the dissimilarity; sqrt(x) ** 2 where rules do so.
-_LIMIT_OF = {
-    "distance": lambda t: t,
-    "cosine": lambda t: 1 - t,
-    "radius": lambda t: 0.5 * t * t,
-    "matched": lambda t: 1 - t,
-    "linear": lambda t: 0.5 * (2 * (1 - t)) ** 2,
-}
 
 
 class CoalitionMap(NamedTuple):
@@ -68,7 +60,7 @@ def pair_limits(gram_ss: Array, mask_s: Array, kind: str, num_limits: int = 48) 
 
 
 def splitting_threshold(
-    gram_ss: Array, mask_s: Array, meaning: str, *, state_norm: str = "none"
+    gram_ss: Array, mask_s: Array, meaning: Meaning, *, state_norm: str = "none"
 ) -> str | None:
     """The widest of some thresholds under which the grouping changes the average.
 
@@ -77,31 +69,21 @@ def splitting_threshold(
 
     Args:
       gram_ss, mask_s: as in `coalition_map`.
-      meaning: `cosine`, `distance`, or what tau means to hk_euclidean (`--euclid_tau`).
+      meaning: of the threshold, one with a limit (see `thresholds.meaning_of`, outright).
 
     Returns:
       The threshold as text with few digits; None if no threshold that was tried does it.
     """
-    kind = "ball" if meaning == "distance" else "cosine"
-    limits_t = pair_limits(gram_ss, mask_s, kind)
-    texts = [_short(limit, meaning) for limit in limits_t if np.isfinite(limit) and limit > 0]
+    limits_t = pair_limits(gram_ss, mask_s, meaning.kind)
+    usable = [float(limit) for limit in limits_t if np.isfinite(limit) and limit > 0]
+    texts = [meaning.text(limit) for limit in usable]
     if not texts:
         return None
     exact_t = np.array([float(text) for text in texts])
-    limit_of = _LIMIT_OF[meaning]
-    both = np.concatenate([limit_of(exact_t), limit_of(exact_t.astype(np.float32))])
-    found = coalition_map(gram_ss, mask_s, kind, both, state_norm=state_norm)
+    both = np.concatenate([meaning.limit(exact_t), meaning.limit(exact_t.astype(np.float32))])
+    found = coalition_map(gram_ss, mask_s, meaning.kind, both, state_norm=state_norm)
     where = np.flatnonzero(found.changes_t.reshape(2, -1).all(axis=0))
     return texts[where[-1]] if len(where) else None
-
-
-def _short(limit: float, meaning: str) -> str:
-    """The threshold near a limit, with four digits of what matters: itself, or 1 - tau."""
-    radius = math.sqrt(2 * float(limit))
-    if meaning in ("distance", "radius"):
-        return f"{float(limit) if meaning == 'distance' else radius:.4g}"
-    below_one = radius / 2 if meaning == "linear" else float(limit)
-    return f"{1 - below_one:.{max(3, 3 - math.floor(math.log10(below_one)))}f}"
 
 
 @functools.partial(jax.jit, static_argnames="kind")

@@ -17,7 +17,8 @@ from scipy.spatial.distance import squareform
 from fedjax_hk import hk
 from fedjax_hk.report.coalition_map import CoalitionMap, coalition_map, pair_limits
 from fedjax_hk.report.isolated import isolated_clients
-from fedjax_hk.rules.groupings import MAX_STEPS, pair_dissimilarity
+from fedjax_hk.rules.grouping import pair_dissimilarity
+from fedjax_hk.rules.hegselmann_krause import MAX_STEPS
 from fedjax_hk.tasks import Headline
 
 MAP_CLIENTS = 200  # the map of more clients takes minutes; so many are drawn for it

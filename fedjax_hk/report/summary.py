@@ -12,6 +12,7 @@ from fedjax_hk.report import isolated
 from fedjax_hk.report.text import format_table
 from fedjax_hk.rules import NO_OPINIONS
 from fedjax_hk.settings.config import TASK_OF, Config
+from fedjax_hk.settings.thresholds import meaning_of
 from fedjax_hk.store.records import QUANTILE_NAMES
 from fedjax_hk.tasks import TASKS, Task
 from fedjax_hk.types import Fleet
@@ -52,19 +53,6 @@ def round_line(row: dict[str, Any], unit: str, task: Task) -> str:
     return line
 
 
-def grouping_counts(config: Config) -> bool:
-    """Whether the global model depends on the grouping (spec: eqs. 15, 16 do)."""
-    rule = config.rule()
-    return (rule.within, rule.between) not in (("uniform", "size"), ("samples", "samples"))
-
-
-def threshold_meaning(config: Config) -> str:
-    """What the rule's threshold means, as `splitting_threshold` names it."""
-    if config.epsilon is not None:
-        return "distance"
-    return config.euclid_tau if config.rule().grouping == "hk_euclidean" else "cosine"
-
-
 def nothing_changed(row: dict[str, Any], config: Config, splitting: str | None) -> str:
     """Why a grouping that changes nothing does not, and what to try instead.
 
@@ -73,7 +61,7 @@ def nothing_changed(row: dict[str, Any], config: Config, splitting: str | None) 
         none is known.
     """
     num, clients = row["num_coalitions"], row["clients"]
-    if not grouping_counts(config):
+    if config.rule().weighs_alike:
         rule = config.rule()
         shape = f"--within={rule.within} --between={rule.between} weigh every client alike"
     elif num == 1:
@@ -83,16 +71,18 @@ def nothing_changed(row: dict[str, Any], config: Config, splitting: str | None) 
     else:
         shape = f"all {num} coalitions weigh as many clients"
     spread = ", ".join(f"{name} {row[f'apart_{name}']:.3g}" for name in QUANTILE_NAMES)
-    raw = config.epsilon is not None
-    measure = "distance" if raw else "1 - cos"
+    measure = "distance" if _is_raw(config) else "1 - cos"
     lines = [
         f"Note: in round {row['round']} the grouping changes nothing: {shape}, so the global "
         "model is the plain mean of the local ones.",
         f"  {measure} of the pairs: {spread}"
         + (f"; neighbors are within {row['limit']:.3g}." if np.isfinite(row["limit"]) else "."),
     ]
-    if splitting is not None:
-        lines.append(f"  A threshold that would change this round: {_as_flag(splitting, config)}")
+    meaning = meaning_of(config, outright=True)
+    if splitting is not None and meaning is not None:
+        outright = "" if config.tau_mode == "absolute" else " --tau_mode=absolute"
+        flags = meaning.flag.format(splitting) + outright
+        lines.append(f"  A threshold that would change this round: {flags}")
     tries = grouping_tries(config)
     if tries:
         lines.append("  Try: " + "; ".join(tries) + ".")
@@ -104,24 +94,20 @@ def grouping_tries(config: Config) -> list[str]:
     tries = []
     if config.opinion in (None, "weights"):
         tries.append("--opinion=update (compare what clients learned this round)")
-    if not grouping_counts(config):
+    if config.rule().weighs_alike:
         tries.append("--within=uniform --between=equal")
     elif config.agg in ("hk_cosine", "hk_euclidean") and config.tau_mode == "absolute":
-        without = " without --epsilon" if config.epsilon is not None else ""
+        without = " without --epsilon" if _is_raw(config) else ""
         tries.append("--tau_mode=quantile --tau=0.95" + without)
     if config.rule().serve == "global":
         tries.append("--serve=coalition")
     return tries
 
 
-def _as_flag(threshold: str, config: Config) -> str:
-    """The flags that set a threshold."""
-    if config.epsilon is not None:
-        return f"--epsilon={threshold}"
-    flags = f"--tau={threshold}"
-    if config.rule().grouping == "hk_band":
-        flags = f"--eps_lower={threshold} --eps_upper=1"
-    return flags + (" --tau_mode=absolute" if config.tau_mode != "absolute" else "")
+def _is_raw(config: Config) -> bool:
+    """Whether the threshold is a distance in parameter units."""
+    meaning = meaning_of(config)
+    return meaning is not None and meaning.settings == ("epsilon",)
 
 
 def summarize(config: Config, unit: str, rounds: pd.DataFrame, clients: pd.DataFrame) -> str:

@@ -16,7 +16,7 @@ from fedjax_hk.round.training import LocalResult, Trainer
 from fedjax_hk.round.uplink import Draw
 from fedjax_hk.rules import Rule
 from fedjax_hk.rules.selection import Cohort
-from fedjax_hk.rules.serve import SERVINGS
+from fedjax_hk.settings.choices import implementation
 from fedjax_hk.types import Array, HParams, Params
 
 # `(function, batched, shared, count=None)`: see `parallel.map_clients`.
@@ -40,7 +40,7 @@ def kept_by_clients(
     rule: Rule, trainer: Trainer, *, keep_optimizer: bool, personal: np.ndarray | None
 ) -> dict[str, Kept]:
     """The entries of `RoundState.memory_n` that a run needs."""
-    held = SERVINGS[rule.serve].held
+    held = implementation("serve", rule.serve).held
     entries: dict[str, Kept] = {}
     if held is not None:
         entries["start"] = Kept(lambda params: params, lambda local, centers_sd: held(centers_sd))

@@ -37,13 +37,13 @@ from fedjax_hk.round.training import LocalResult, Trainer
 from fedjax_hk.round.uplink import Wire, stages
 from fedjax_hk.rules import Rule
 from fedjax_hk.rules.alignment import hidden_neurons
-from fedjax_hk.rules.groupings import Settings, pair_dissimilarity, pair_quantiles
+from fedjax_hk.rules.grouping import pair_dissimilarity, pair_quantiles
 from fedjax_hk.rules.opinions import columns
-from fedjax_hk.rules.selection import SELECTORS
 from fedjax_hk.rules.serve import served_alike
 from fedjax_hk.rules.weighting import equals_plain_mean
+from fedjax_hk.settings.choices import implementation
 from fedjax_hk.tasks import TASKS, Task
-from fedjax_hk.types import Array, HParams, Params
+from fedjax_hk.types import Array, HParams, Params, Settings
 
 CPU_LEVEL = 2  # of XLA: level 3 compiles a third longer and runs no faster (jax 0.10.2)
 
@@ -131,7 +131,7 @@ def make_engine(
       min_coalition: coalitions with fewer members weigh nothing.
       keep_optimizer: clients keep their optimizer's state from round to round.
       gradient_spread: whether eq. (3) is told each round.
-      attack: what attackers send, one of `uplink.ATTACKS`.
+      attack: what attackers send, a value of `--attack`.
       finetuner: clients are judged a second time after its epochs.
       chunk: clients that a device trains at once; 0 chooses (see `default_chunk`).
       mesh: one axis, over which clients are spread; by default all devices.
@@ -159,6 +159,7 @@ def make_engine(
         min_coalition=min_coalition,
         compared=compared,
     )
+    select = implementation("select", rule.select)
     evaluator = Evaluator(model, trainer, personal, mapper)
 
     def init(params: Array) -> RoundState:
@@ -171,7 +172,7 @@ def make_engine(
             return client_keys(run_key, purpose, round_number, ids_n)
 
         select_keys_n = draw(SELECT, pool.ids_n)
-        cohort = SELECTORS[rule.select](state.server.distances, select_keys_n, size, hparams)
+        cohort = select(state.server.distances, select_keys_n, size, hparams)
         upload, local = clients.run(state, pool, cohort, draw, hparams)
         ids_s = pool.ids_n[cohort.clients_s]
         wire = Wire(draw, run_key, pool.ids_n, ids_s, state.params, hparams)

@@ -17,13 +17,11 @@ from fedjax_hk import hk
 from fedjax_hk.parallel import repeat
 from fedjax_hk.round.state import Aggregate, ServerState, Upload
 from fedjax_hk.rules import Rule
-from fedjax_hk.rules.averages import AVERAGES
-from fedjax_hk.rules.groupings import GROUPINGS, Members, Settings
-from fedjax_hk.rules.opinions import OPINIONS
+from fedjax_hk.rules.grouping import Members
 from fedjax_hk.rules.selection import no_distances, observed
-from fedjax_hk.rules.server import SERVER_STEPS
 from fedjax_hk.rules.weighting import barycenters, client_weights, distance_factor, krum_factor
-from fedjax_hk.types import Array, HParams
+from fedjax_hk.settings.choices import implementation
+from fedjax_hk.types import Array, HParams, Settings
 
 
 class Server(NamedTuple):
@@ -62,12 +60,13 @@ def make_server(
       compared: columns of the parameters that are opinions, from `opinions.columns`.
     """
     settings = settings or Settings()
-    grouping = GROUPINGS[rule.grouping](settings)
-    average, server_step = AVERAGES[rule.average], SERVER_STEPS[rule.server_opt]
+    grouping = implementation("grouping", rule.grouping)(settings)
+    average = implementation("average", rule.average)
+    server_step = implementation("server_opt", rule.server_opt)
     measured = rule.select == "distance_decay" or rule.within == "distance"
 
     def opinions(space: str, base_sd: Array, sent_sd: Array, present_s: Array) -> Array:
-        return OPINIONS[space](sent_sd, base_sd, present_s)[:, compared]
+        return implementation("opinion", space)(sent_sd, base_sd, present_s)[:, compared]
 
     def init(params: Array, size: int) -> ServerState:
         return ServerState(

@@ -11,7 +11,7 @@ from typing import Generic, NamedTuple
 
 import jax.numpy as jnp
 
-from fedjax_hk.rules.groupings import GroupingInfo
+from fedjax_hk.rules.grouping import GroupingInfo
 from fedjax_hk.rules.selection import Distances
 from fedjax_hk.types import A, AnyArray, Array, Params, Samples
 

@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_hk.models import Model
-from fedjax_hk.rules.local import OBJECTIVES, Objective
+from fedjax_hk.rules.local import Objective
+from fedjax_hk.settings.choices import implementation
 from fedjax_hk.tasks import FORECAST, Loss
 from fedjax_hk.types import Array, HParams, Params, Samples
 
@@ -244,7 +245,7 @@ def make_trainer(
 
     Source: FedHK paper, eq. (1) and section 5.3; spec A25.
     """
-    return Trainer(model, OBJECTIVES[objective], loss, epochs, batch_size, optimizer)
+    return Trainer(model, implementation("local", objective), loss, epochs, batch_size, optimizer)
 
 
 def _where(condition: Array, new: Params, old: Params) -> Params:

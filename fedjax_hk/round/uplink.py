@@ -16,6 +16,7 @@ import numpy as np
 from fedjax_hk.keys import ATTACK, DROP, NOISE, client_keys
 from fedjax_hk.round.state import Upload
 from fedjax_hk.rules.alignment import Neurons, aligned
+from fedjax_hk.settings.choices import implementation
 from fedjax_hk.types import Array, HParams
 
 # Draws keys for a purpose and clients' ids: `(purpose, ids_s) -> keys_s`.
@@ -51,7 +52,7 @@ def stages(
 
     Args:
       personal: `[P]` columns of the parameters that stay at the client, None for none.
-      attack: what attackers send, one of `ATTACKS`, or "none".
+      attack: what attackers send, a value of `--attack`.
       neurons: hidden neurons to be matched, from `alignment.hidden_neurons`.
     """
     found: list[Stage] = [lose_reports, stand_in]
@@ -90,13 +91,14 @@ def keep_personal(columns: np.ndarray) -> Stage:
 
 def attack_with(kind: str) -> Stage:
     """Attackers send something else than they trained."""
+    made = implementation("attack", kind)
 
     def stage(upload: Upload, wire: Wire) -> Upload:
         attacker_n = attackers(wire.run_key, wire.ids_n, wire.hparams.attack_share)
         attacker_s = attacker_n[upload.clients_s]
         update_sd = upload.sent_sd - upload.base_sd
         keys_s = wire.draw(NOISE, wire.ids_s)
-        bad_sd = upload.base_sd + ATTACKS[kind](update_sd, keys_s, wire.hparams.attack_scale)
+        bad_sd = upload.base_sd + made(update_sd, keys_s, wire.hparams.attack_scale)
         attacks_sd = (attacker_s & upload.present_s)[:, None]
         return upload._replace(
             attacker_s=attacker_s, sent_sd=jnp.where(attacks_sd, bad_sd, upload.sent_sd)
@@ -112,18 +114,19 @@ def attackers(run_key: Array, ids_n: Array, share: Array) -> Array:
     return rank_n < jnp.floor(share * ids_n.shape[0] + 0.5)
 
 
-def _noise(update_sd: Array, keys_s: Array, scale: Array) -> Array:
+def sign_flip(update_sd: Array, keys_s: Array, scale: Array) -> Array:
+    return -scale * update_sd
+
+
+def scale(update_sd: Array, keys_s: Array, scale: Array) -> Array:
+    return scale * update_sd
+
+
+def noise(update_sd: Array, keys_s: Array, scale: Array) -> Array:
     """Gaussian noise, about `scale` times as long as the update."""
     noise_sd = jax.vmap(lambda key: jax.random.normal(key, update_sd.shape[1:]))(keys_s)
     length_s = jnp.sqrt(jnp.mean(update_sd**2, axis=1, keepdims=True))
     return update_sd + scale * length_s * noise_sd
-
-
-ATTACKS: dict[str, Callable[[Array, Array, Array], Array]] = {
-    "sign_flip": lambda update_sd, keys_s, scale: -scale * update_sd,
-    "scale": lambda update_sd, keys_s, scale: scale * update_sd,
-    "noise": _noise,
-}
 
 
 def align(neurons: tuple[Neurons, ...]) -> Stage:

@@ -7,7 +7,14 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_hk.types import Array
+from fedjax_hk.rules.grouping import (
+    Grouping,
+    pair_dissimilarity,
+    settled,
+    smallest_member,
+    stateless,
+)
+from fedjax_hk.types import Array, Settings
 
 MAX_STEPS, STABLE_STEPS = 200, 15  # scikit-learn's defaults
 
@@ -18,6 +25,24 @@ class Exemplars(NamedTuple):
     exemplar_s: Array
     num_steps: Array
     converged: Array
+
+
+def wscc(settings: Settings) -> Grouping:
+    """WSCC (Tian 2022): affinity propagation on the cosine, anew each round."""
+
+    def apply(state, opinions_sd, gram_ss, mask_s, members, hparams):
+        apart_ss = pair_dissimilarity(gram_ss, "cosine")
+        found = affinity_propagation(
+            -apart_ss,
+            mask_s,
+            jax.vmap(jax.random.uniform)(members.keys_s),
+            preference=settings.preference,
+            damping=settings.damping,
+        )
+        info = settled(smallest_member(found.exemplar_s))
+        return info._replace(num_steps=found.num_steps, converged=found.converged), state
+
+    return Grouping("cosine", stateless, apply)
 
 
 def affinity_propagation(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import jax.numpy as jnp
 
 from fedjax_hk import hk
@@ -62,11 +60,3 @@ def _ordered(models_sd: Array, weights_s: Array) -> tuple[Array, Array, Array]:
     sorted_sd = jnp.take_along_axis(models_sd, order_sd, axis=0)
     upto_sd = jnp.cumsum(weights_s[order_sd], axis=0)
     return sorted_sd, upto_sd - weights_s[order_sd], upto_sd
-
-
-AVERAGES: dict[str, Callable[..., Array]] = {
-    "mean": mean,
-    "nova": nova,
-    "median": median,
-    "trimmed_mean": trimmed_mean,
-}

@@ -61,17 +61,15 @@ def _perfedavg_hf(loss_and_grad, params, start, batches, keys, hparams):
     return loss, outer - hparams.alpha * curvature
 
 
-OBJECTIVES: dict[str, Objective] = {
-    "plain": Objective(1, _plain),
-    # Li et al. 2020: the term is part of the loss, so Adam sees it (spec 3.2).
-    "prox": Objective(1, _prox),
-    # Fallah et al. 2020: 2 or 3 batches a step, so that a pass over the data costs as much
-    # as in FedAvg. The Hessian enters exactly, not by finite differences.
-    "perfedavg_fo": Objective(2, _perfedavg_fo, adapts=True),
-    "perfedavg_hf": Objective(3, _perfedavg_hf, adapts=True),
-    # Karimireddy et al. 2020, options II and I. Option II of the paper divides the way gone
-    # by the learning rate, which is a mean gradient under SGD only; the mean itself is the
-    # same there and holds under Adam (spec 3.4).
-    "scaffold": Objective(1, _plain, control="mean"),
-    "scaffold_start": Objective(1, _plain, control="start"),
-}
+plain = Objective(1, _plain)
+# Li et al. 2020: the term is part of the loss, so Adam sees it (spec 3.2).
+prox = Objective(1, _prox)
+# Fallah et al. 2020: 2 or 3 batches a step, so that a pass over the data costs as much
+# as in FedAvg. The Hessian enters exactly, not by finite differences.
+perfedavg_fo = Objective(2, _perfedavg_fo, adapts=True)
+perfedavg_hf = Objective(3, _perfedavg_hf, adapts=True)
+# Karimireddy et al. 2020, options II and I. Option II of the paper divides the way gone
+# by the learning rate, which is a mean gradient under SGD only; the mean itself is the
+# same there and holds under Adam (spec 3.4).
+scaffold = Objective(1, _plain, control="mean")
+scaffold_start = Objective(1, _plain, control="start")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import jax.numpy as jnp
 import numpy as np
@@ -25,13 +25,6 @@ def centered(params_sd: Array, start_sd: Array, mask_s: Array) -> Array:
     """Weights minus the mean of those who take part."""
     total_d = jnp.sum(jnp.where(mask_s[:, None], params_sd, 0), axis=0)
     return params_sd - (total_d / jnp.maximum(jnp.sum(mask_s), 1))[None, :]
-
-
-OPINIONS: dict[str, Callable[[Array, Array, Array], Array]] = {
-    "weights": weights,
-    "update": update,
-    "centered": centered,
-}
 
 
 def columns(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -100,10 +99,3 @@ def num_sampled(rounds: Array, size: int, num_clients: int, hparams: HParams) ->
 def everything(distances, keys_n: Array, size: int, hparams: HParams) -> Cohort:
     """The one client that holds the windows of all (`select=pooled`); nobody of the fleet."""
     return Cohort(jnp.full(1, -1, jnp.int32), jnp.ones(1, bool))
-
-
-SELECTORS: dict[str, Callable[..., Cohort]] = {
-    "uniform": uniform,
-    "distance_decay": distance_decay,
-    "pooled": everything,
-}

@@ -21,10 +21,8 @@ class Serving(NamedTuple):
     held: Callable[[Array], Array] | None
 
 
-SERVINGS: dict[str, Serving] = {
-    "global": Serving(None),
-    "coalition": Serving(lambda centers_sd: centers_sd),
-}
+global_model = Serving(None)
+own_coalition = Serving(lambda centers_sd: centers_sd)
 
 
 def served_alike(

@@ -50,10 +50,8 @@ def _adaptive(beta_1: float, second_moment: Callable[[Array, Array], Array]) -> 
     return ServerStep(init, apply)
 
 
-SERVER_STEPS: dict[str, ServerStep] = {
-    "mean": ServerStep(lambda params: (), _mean),
-    "sgd": ServerStep(lambda params: (), _sgd),
-    "adam": _adaptive(BETA_1, lambda v, d2: BETA_2 * v + (1 - BETA_2) * d2),
-    "yogi": _adaptive(BETA_1, lambda v, d2: v - (1 - BETA_2) * d2 * jnp.sign(v - d2)),
-    "adagrad": _adaptive(0.0, lambda v, d2: v + d2),
-}
+mean = ServerStep(lambda params: (), _mean)
+sgd = ServerStep(lambda params: (), _sgd)
+adam = _adaptive(BETA_1, lambda v, d2: BETA_2 * v + (1 - BETA_2) * d2)
+yogi = _adaptive(BETA_1, lambda v, d2: v - (1 - BETA_2) * d2 * jnp.sign(v - d2))
+adagrad = _adaptive(0.0, lambda v, d2: v + d2)

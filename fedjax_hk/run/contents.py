@@ -14,9 +14,9 @@ import pandas as pd
 from fedjax_hk import data, hk
 from fedjax_hk.report import partition_files, summary
 from fedjax_hk.round.state import RoundInfo
-from fedjax_hk.rules.groupings import NEIGHBORHOODS
 from fedjax_hk.run import devices
 from fedjax_hk.run.prepare import hparams_of, settings_of
+from fedjax_hk.settings.choices import implementation
 from fedjax_hk.settings.config import Config
 from fedjax_hk.store import records, run_folder
 from fedjax_hk.store.run_folder import RunFolder
@@ -111,11 +111,10 @@ def _neighborhood(
 ) -> hk.Neighborhood | None:
     """Whom clients listened to in the round, None if the grouping has no threshold."""
     rule = config.rule()
-    if rule.grouping not in NEIGHBORHOODS:
+    near = implementation("grouping", rule.grouping)(settings_of(config)).neighborhood
+    if near is None:
         return None
-    return NEIGHBORHOODS[rule.grouping](
-        settings_of(config), hparams_of(config), grams[rule.opinion], info.present_s
-    )
+    return near(hparams_of(config), grams[rule.opinion], info.present_s)
 
 
 def draw_report(folder: RunFolder, stream: TextIO | None = None) -> None:

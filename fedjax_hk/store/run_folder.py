@@ -23,7 +23,7 @@ import pathlib
 import platform
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -204,43 +204,6 @@ class RunFolder(Tables):
         lines = "".join(f"{stamp} {line}\n" for line in text.splitlines() or [""])
         with open(self.path / "log.txt", "ab") as file:
             file.write(lines.encode())
-
-
-def config_differences(
-    stored: Mapping[str, Any],
-    given: Mapping[str, Any],
-    allowed: Sequence[str] = ("rounds", "report"),
-    rounds_done: int | None = None,
-) -> list[str]:
-    """How the flags of a resumed run differ from those it was started with.
-
-    Args:
-      stored: flags from config.json.
-      given: flags of now.
-      allowed: flags that may differ.
-      rounds_done: rounds that the run has behind it; fewer cannot be asked for. None:
-        as many as it was started for.
-
-    Returns:
-      One line a difference; none if the run may go on.
-    """
-    given = json.loads(json.dumps(given, default=_to_json))  # as the stored ones went through
-    lines = []
-    for flag in [*stored, *(flag for flag in given if flag not in stored)]:
-        if flag not in given:
-            lines.append(f"flag --{flag}: run has {stored[flag]!r}, this version has no such flag")
-        elif flag not in stored:
-            lines.append(f"flag --{flag}: run has no such flag, you gave {given[flag]!r}")
-        elif flag not in allowed and not _same(stored[flag], given[flag]):
-            lines.append(f"flag --{flag}: run has {stored[flag]!r}, you gave {given[flag]!r}")
-    done = stored.get("rounds", 0) if rounds_done is None else rounds_done
-    if "rounds" in allowed and given.get("rounds", done) < done:
-        state = "is set for" if rounds_done is None else "has done"
-        lines.append(
-            f"flag --rounds: run {state} {done}, you gave {given['rounds']}; "
-            "rounds cannot be taken back, give as many or more"
-        )
-    return lines
 
 
 def versions() -> dict[str, str | None]:

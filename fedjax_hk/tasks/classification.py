@@ -8,6 +8,7 @@ import pandas as pd
 
 from fedjax_hk import metrics
 from fedjax_hk.data.samples.labelled import label_counts
+from fedjax_hk.models import classifier
 from fedjax_hk.tasks.class_errors import (
     ClassErrors,
     class_errors,
@@ -147,6 +148,9 @@ CLASSIFICATION = Task(
         errors=class_errors,
         dead=constant_clients,
         naive_errors=naive_class_errors,
+        network=lambda config, fleet, example: classifier(
+            example, len(fleet.classes), config.model
+        ),
     ),
     tables=Tables(
         columns=_columns,

@@ -10,6 +10,7 @@ import optax
 import pandas as pd
 
 from fedjax_hk import metrics
+from fedjax_hk.models import lstm_forecaster
 from fedjax_hk.tasks.forecast_errors import (
     ClientErrors,
     client_errors,
@@ -127,6 +128,9 @@ FORECAST = Task(
         errors=client_errors,
         dead=dead_clients,
         naive_errors=naive_errors,
+        network=lambda config, fleet, example: lstm_forecaster(
+            example, dropout=config.dropout, output=config.activation
+        ),
     ),
     tables=Tables(
         columns=_columns,

@@ -10,6 +10,8 @@ import pandas as pd
 from numpy.typing import ArrayLike
 
 from fedjax_hk import metrics
+from fedjax_hk.models import Model
+from fedjax_hk.settings.config import Config
 from fedjax_hk.types import Array, Fleet, Samples
 
 
@@ -78,12 +80,13 @@ class Judge(NamedTuple):
     Attributes:
       losses: the training losses, name to `(targets, outputs, level) -> [B]` for targets `[B]`,
         outputs `[B, *output_shape]` and the level of the quantile loss; the names are those of
-        `settings.config.LOSSES_OF`.
+        `LOSS` of `settings.choices`.
       output_shape: `fleet -> ` shape of the outputs for one sample.
       errors: `(outputs_nw, samples) -> ` record of `[N]` errors, the last field how many
         samples were judged; runs inside jit.
       dead: `(outputs_nw, mask_nw) -> [N]` bool, the outputs look as those of a dead network.
       naive_errors: `fleet -> {name: errors}` of what needs no model; NumPy.
+      network: `(config, fleet, example_inputs) -> Model` where none is given.
     """
 
     losses: Mapping[str, Loss]
@@ -91,6 +94,7 @@ class Judge(NamedTuple):
     errors: Callable[[Array, Samples], NamedTuple]
     dead: Callable[[Array, Array], Array]
     naive_errors: Callable[[Fleet], Mapping[str, NamedTuple]]
+    network: Callable[[Config, Fleet, np.ndarray], Model]
 
 
 class Tables(NamedTuple):
