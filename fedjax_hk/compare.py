@@ -66,6 +66,7 @@ def load_methods(paths: Sequence[str | os.PathLike]) -> list[Method]:
         raise CompareError("Give two run folders or more.")
     runs = [load_run(path) for path in paths]
     for run in runs:
+        clients_of(run)  # a run that goes on is told before what it differs in
         _check_same(runs[0], run)
     groups: dict[Config, list[RunTables]] = {}
     for run in runs:
@@ -94,8 +95,6 @@ def clients_of(run: RunTables) -> pd.DataFrame:
 
 
 def _check_same(first: RunTables, other: RunTables) -> None:
-    tables = clients_of(first), clients_of(other)
-
     def refuse(what: str, one: object, two: object) -> None:
         raise CompareError(
             f"{first.path} and {other.path} have {what} ({one} and {two}); errors on them cannot "
@@ -111,6 +110,7 @@ def _check_same(first: RunTables, other: RunTables) -> None:
     ):
         if first.data.get(key) != other.data.get(key):
             refuse(what, first.data.get(key) or "none", other.data.get(key) or "none")
+    tables = clients_of(first), clients_of(other)
     names = [set(table["client"]) for table in tables]
     if list(tables[0]["client"]) != list(tables[1]["client"]):
         odd = sorted(names[0] ^ names[1])[:3] or ["another order"]
