@@ -66,11 +66,7 @@ def load_methods(paths: Sequence[str | os.PathLike]) -> list[Method]:
         raise CompareError("Give two run folders or more.")
     runs = [load_run(path) for path in paths]
     for run in runs:
-        if run.clients is None:
-            raise CompareError(
-                f"{run.path} has not reached its end; go on with it first: "
-                f"python -m fedjax_hk.main --resume={run.path}"
-            )
+        clients_of(run)  # a run that goes on is told before what it differs in
         _check_same(runs[0], run)
     groups: dict[Config, list[RunTables]] = {}
     for run in runs:
@@ -78,10 +74,24 @@ def load_methods(paths: Sequence[str | os.PathLike]) -> list[Method]:
     names = _names(list(groups))
     headline = runs[0].task.headline
     headlines = [
-        headline.factor * np.mean([run.clients[headline.column] for run in one], axis=0)
+        headline.factor * np.mean([clients_of(run)[headline.column] for run in one], axis=0)
         for one in groups.values()
     ]
     return [Method(*parts) for parts in zip(names, groups.values(), headlines, strict=True)]
+
+
+def clients_of(run: RunTables) -> pd.DataFrame:
+    """`clients.csv`.
+
+    Raises:
+      CompareError: the run has not reached its end.
+    """
+    if run.clients is None:
+        raise CompareError(
+            f"{run.path} has not reached its end; go on with it first: "
+            f"python -m fedjax_hk.main --resume={run.path}"
+        )
+    return run.clients
 
 
 def _check_same(first: RunTables, other: RunTables) -> None:
@@ -100,8 +110,9 @@ def _check_same(first: RunTables, other: RunTables) -> None:
     ):
         if first.data.get(key) != other.data.get(key):
             refuse(what, first.data.get(key) or "none", other.data.get(key) or "none")
-    names = [set(run.clients["client"]) for run in (first, other)]
-    if list(first.clients["client"]) != list(other.clients["client"]):
+    tables = clients_of(first), clients_of(other)
+    names = [set(table["client"]) for table in tables]
+    if list(tables[0]["client"]) != list(tables[1]["client"]):
         odd = sorted(names[0] ^ names[1])[:3] or ["another order"]
         refuse("other clients", len(names[0]), f"{len(names[1])}; {', '.join(odd)}")
     if first.config.judge != other.config.judge:
@@ -109,7 +120,7 @@ def _check_same(first: RunTables, other: RunTables) -> None:
     if first.config.horizon != other.config.horizon:
         refuse("other horizons", first.config.horizon, other.config.horizon)
     samples = first.task.words.samples_noun
-    judged = [run.clients[f"test_{samples}"] for run in (first, other)]
+    judged = [table[f"test_{samples}"] for table in tables]
     if not judged[0].equals(judged[1]):
         refuse(f"other test {samples}", int(judged[0].sum()), int(judged[1].sum()))
 
@@ -138,7 +149,7 @@ def method_table(methods: Sequence[Method]) -> pd.DataFrame:
     rows, task = [], methods[0].task
     factor, column = task.headline.factor, task.headline.column
     for method in methods:
-        tables = [run.clients for run in method.runs]
+        tables = [clients_of(run) for run in method.runs]
         seeds = [factor * task.headline.spread(table[column])["mean"] for table in tables]
         coalitions = pd.concat([run.rounds["num_coalitions"] for run in method.runs])
         rows.append(
@@ -149,7 +160,7 @@ def method_table(methods: Sequence[Method]) -> pd.DataFrame:
                 "coalitions_median": float(coalitions.median()),
             }
         )
-    clients = methods[0].runs[0].clients
+    clients = clients_of(methods[0].runs[0])
     for name, naive in summary.naive_columns(clients, task).items():
         label = f"naive: {task.words.naive_names[name]}"
         rows.append(_row(label, task, factor * clients[naive], [clients], f"{name}_"))
@@ -235,7 +246,7 @@ def write_comparison(paths: Sequence[str | os.PathLike], output: str | os.PathLi
     pathlib.Path(output).mkdir(parents=True, exist_ok=True)
     folder, table = RunFolder(pathlib.Path(output), None), method_table(methods)
     folder.write_table("compare", _stored(table, methods[0].task))
-    by_client = {"client": methods[0].runs[0].clients["client"]}
+    by_client = {"client": clients_of(methods[0].runs[0])["client"]}
     folder.write_table(
         "compare_clients", pd.DataFrame(by_client | {one.name: one.headline_n for one in methods})
     )
@@ -348,7 +359,7 @@ def _page(title, methods, rows, header, lines, figures) -> str:
         [
             page.heading(title, 1),
             page.paragraphs(
-                [f"Data: {first.data.get('source', '')}; {len(first.clients)} clients."]
+                [f"Data: {first.data.get('source', '')}; {len(clients_of(first))} clients."]
             ),
             page.table(rows, header, "Errors by method"),
             page.heading(f"Client by client against {base}") if lines else "",

@@ -195,11 +195,14 @@ def _columns(table: Table, names: tuple[str, ...]) -> Table:
     """The table with these clients in this order; no reading of those that it lacks."""
     place = {name: i for i, name in enumerate(table.client_ids)}
     columns = np.array([place.get(name, -1) for name in names])
-    values_tn, filled_tn = (
-        None if x is None else np.where(columns >= 0, x[:, columns], np.nan)
-        for x in (table.values_tn, table.filled_tn)
+
+    def picked(x_tn: np.ndarray) -> np.ndarray:
+        return np.where(columns >= 0, x_tn[:, columns], np.nan)
+
+    filled_tn = None if table.filled_tn is None else picked(table.filled_tn)
+    return table._replace(
+        client_ids=names, values_tn=picked(table.values_tn), filled_tn=filled_tn, planted=None
     )
-    return table._replace(client_ids=names, values_tn=values_tn, filled_tn=filled_tn, planted=None)
 
 
 def _scaling_of_strangers(config: Config, table: Table, scaling: pd.DataFrame) -> pd.DataFrame:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from fedjax_hk.types import Array
 
-
-def spread(values_n: Array, *, higher_is_better: bool = False) -> dict[str, float]:
+def spread(values_n: ArrayLike, *, higher_is_better: bool = False) -> dict[str, float]:
     """How a figure is spread over the clients.
 
     Args:
@@ -62,7 +61,7 @@ class Interval(NamedTuple):
     num: int
 
 
-def bootstrap_interval(values_n: Array, *, resamples: int = 10_000, seed: int = 0) -> Interval:
+def bootstrap_interval(values_n: ArrayLike, *, resamples: int = 10_000, seed: int = 0) -> Interval:
     """Interval of a mean over clients: percentile bootstrap, clients drawn with replacement.
 
     For a comparison, give the differences client by client (paired).
@@ -75,21 +74,21 @@ def bootstrap_interval(values_n: Array, *, resamples: int = 10_000, seed: int = 
     """
     from scipy import stats  # about a second to load; only the end of a run asks for it
 
-    values_n = np.asarray(values_n, np.float64)
-    values_n = values_n[np.isfinite(values_n)]
-    num = len(values_n)
+    every_n = np.asarray(values_n, np.float64)
+    kept_n = every_n[np.isfinite(every_n)]
+    num = len(kept_n)
     if num < 2:
         nan = float("nan")
-        return Interval(float(values_n[0]) if num else nan, nan, nan, num)
+        return Interval(float(kept_n[0]) if num else nan, nan, nan, num)
     batch = max(1, 2_000_000 // num)  # the draws of all resamples would be 80 MB at N = 1,000
     found = stats.bootstrap(
-        (values_n,), np.mean, n_resamples=resamples, batch=batch, method="percentile", rng=seed
+        (kept_n,), np.mean, n_resamples=resamples, batch=batch, method="percentile", rng=seed
     )
     low, high = found.confidence_interval
-    return Interval(float(values_n.mean()), float(low), float(high), num)
+    return Interval(float(kept_n.mean()), float(low), float(high), num)
 
 
-def adjusted_rand_index(labels_a: Array, labels_b: Array) -> float:
+def adjusted_rand_index(labels_a: ArrayLike, labels_b: ArrayLike) -> float:
     """Agreement of two groupings of the same clients: 1 if equal, about 0 if by chance.
 
     NaN without any client. Source: Hubert and Arabie (1985), in the pair counts of
@@ -118,7 +117,7 @@ def adjusted_rand_index(labels_a: Array, labels_b: Array) -> float:
     return above / below
 
 
-def agreement(labels_s: Array, planted_s: Array) -> float:
+def agreement(labels_s: ArrayLike, planted_s: ArrayLike) -> float:
     """Agreement of coalitions with the planted groups: their adjusted Rand index.
 
     Args:

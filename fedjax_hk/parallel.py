@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from fedjax_hk.types import Array, Params
+from fedjax_hk.types import AnyArray, Array, Params
 
 
 def default_chunk() -> int:
@@ -101,7 +101,7 @@ def repeat(tree: Params, size: int) -> Params:
     return jax.tree.map(lambda x: jnp.broadcast_to(x, (size, *jnp.shape(x))), tree)
 
 
-def rows(tree: Params, index_s: Array) -> Params:
+def rows(tree: Params, index_s: AnyArray) -> Params:
     """Rows `index_s` of every leaf."""
     return jax.tree.map(lambda x: x[index_s], tree)
 

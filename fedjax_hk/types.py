@@ -9,21 +9,25 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
 from fedjax_hk.settings import derived
 from fedjax_hk.settings.config import Config
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # readers of data do without jax
     from typing import Self
 
-Array = Any  # a NumPy or JAX array
-Params = Any  # a pytree of arrays
+    import jax
+
+Array: TypeAlias = "jax.Array"  # traced or on devices; on the host it is `np.ndarray`
+AnyArray: TypeAlias = "jax.Array | np.ndarray"  # where either will do
+A = TypeVar("A")  # the arrays of a record that is on devices and, later or before, on the host
+Params: TypeAlias = Any  # a pytree of arrays: its type is its structure, which differs by model
 
 
-class Samples(NamedTuple):
+class Samples(NamedTuple, Generic[A]):
     """Supervised windows of every client, padded to one length.
 
     A window is used only where `mask` is True; padding and windows with a missing
@@ -39,11 +43,11 @@ class Samples(NamedTuple):
       shift: `[N, W]` float32, units at scaled zero; of classes ().
     """
 
-    inputs: Array
-    targets: Array
-    mask: Array
-    scale: Array = ()
-    shift: Array = ()
+    inputs: A
+    targets: A
+    mask: A
+    scale: A | tuple[()] = ()
+    shift: A | tuple[()] = ()
 
 
 class Excluded(NamedTuple):
@@ -79,16 +83,16 @@ class Fleet(NamedTuple):
 
     client_ids: tuple[str, ...]
     unit: str
-    train: Samples
-    test: Samples
+    train: Samples[np.ndarray]
+    test: Samples[np.ndarray]
     test_times: np.ndarray
     naive: dict[str, np.ndarray]
     excluded: tuple[Excluded, ...]
     planted: np.ndarray | None
     source: str
     fingerprint: str
-    shift_n: np.ndarray | tuple = ()
-    scale_n: np.ndarray | tuple = ()
+    shift_n: np.ndarray | tuple[()] = ()
+    scale_n: np.ndarray | tuple[()] = ()
     task: str = "forecast"
     classes: tuple[str, ...] = ()
     owners: tuple[np.ndarray, np.ndarray] | None = None

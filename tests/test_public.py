@@ -41,3 +41,21 @@ def test_tab_completion_loads_nothing():
         "assert not {'jax', 'numpy', 'pandas'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_users_script_uses_public_names_alone():
+    tree = ast.parse((Path(__file__).parent / "typed_user.py").read_text())
+    compile(tree, "typed_user.py", "exec")
+    used = {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "fedjax_hk"
+    }
+    assert used and used <= {*fedjax_hk.__all__}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module == "fedjax_hk":
+            assert {alias.name for alias in node.names} <= {*fedjax_hk.__all__}
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.module.startswith("fedjax_hk")

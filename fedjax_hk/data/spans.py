@@ -44,11 +44,11 @@ def aligned(table: Table, train_share: float, gaps: str) -> Series:
     position_nt = start_n[:, None] + np.arange(max(length_n.max(initial=0), 1))
     inside_nt = position_nt < (start_n + length_n)[:, None]
     position_nt = np.minimum(position_nt, num_times - 1)
-    moved = (
+    series_nt, own_nt = (
         np.where(inside_nt, np.take_along_axis(x_nt, position_nt, axis=1), np.nan)
         for x_nt in (values_nt, inputs_nt)
     )
-    return Series(*moved, start_n, length_n, num_train_n)
+    return Series(series_nt, own_nt, start_n, length_n, num_train_n)
 
 
 def own_spans(values_tn: np.ndarray, train_share: float) -> tuple[np.ndarray, ...]:

@@ -238,7 +238,7 @@ def in_gram_precision(function: Callable, gram: Array | UnitGram) -> Callable:
 
 def check_leaves(tree: PyTree, what: str = "opinions") -> list[Array]:
     """The non-empty leaves of a pytree with a leading client axis, as arrays."""
-    leaves = []
+    leaves: list[Array] = []
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
         name = what + jax.tree_util.keystr(path)
         if not hasattr(leaf, "dtype"):

@@ -25,7 +25,7 @@ class TensorBoard:
     def __init__(self, folder: str | os.PathLike):
         check_installed()
         self._folder = str(folder)
-        self._writer = None
+        self._writer: Any = None  # tensorboardX has no types
 
     def on_round_end(self, round_number: int, metrics: dict[str, Any]) -> None:
         # Not its SummaryWriter: that hands events to a thread, and flush does not wait for it.

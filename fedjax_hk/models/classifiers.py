@@ -8,12 +8,12 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from fedjax_hk.models.model import Model, from_flax
-from fedjax_hk.types import Array
+from fedjax_hk.types import AnyArray, Array
 
 CNN_CHANNELS = {"cnn": ((8, 16), 64), "cnn_large": ((32, 64), 128)}
 
 
-def classifier(example_inputs: Array, num_classes: int, name: str | None = None) -> Model:
+def classifier(example_inputs: AnyArray, num_classes: int, name: str | None = None) -> Model:
     """The network of that name.
 
     Args:

@@ -10,13 +10,13 @@ import jax.numpy as jnp
 
 from fedjax_hk.models.lstm_kernel import lstm_states
 from fedjax_hk.models.model import Model, from_flax
-from fedjax_hk.types import Array
+from fedjax_hk.types import AnyArray, Array
 
 OUTPUTS = {"relu": nn.relu, "softplus": nn.softplus, "linear": lambda x: x}
 
 
 def lstm_forecaster(
-    example_inputs: Array,
+    example_inputs: AnyArray,
     *,
     neurons: tuple[int, ...] = (32, 16),
     dense_neurons: int = 8,

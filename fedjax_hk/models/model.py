@@ -5,14 +5,14 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from fedjax_hk.types import Array, Params
+from fedjax_hk.types import AnyArray, Array, Params
 
 
 class Model(NamedTuple):
@@ -45,7 +45,7 @@ class Model(NamedTuple):
 
 
 def from_flax(
-    module: nn.Module, example_inputs: Array, output_shape: tuple[int, ...] = ()
+    module: nn.Module, example_inputs: AnyArray, output_shape: tuple[int, ...] = ()
 ) -> Model:
     """Wraps a Flax (linen) module that maps inputs `[B, ...]` to outputs `[B, *output_shape]`.
 
@@ -76,7 +76,7 @@ def from_flax(
     arguments = inspect.signature(type(module).__call__).parameters
     output_shape = tuple(output_shape)
 
-    def mode(train: bool) -> dict[str, bool]:
+    def mode(train: bool) -> dict[str, Any]:
         if "train" in arguments:
             return {"train": train}
         return {"deterministic": not train} if "deterministic" in arguments else {}
@@ -113,7 +113,7 @@ def from_flax(
     return Model(initial, apply, restore, leaves, getattr(module, "forward_layers", None))
 
 
-def _shaped(outputs: Array, batch: int, output_shape: tuple[int, ...]) -> Array:
+def _shaped(outputs: Any, batch: int, output_shape: tuple[int, ...]) -> Array:
     """`[batch, *output_shape]`, if the outputs have that shape but for axes of length one."""
 
     def long_axes(shape):
@@ -129,14 +129,14 @@ def _shaped(outputs: Array, batch: int, output_shape: tuple[int, ...]) -> Array:
     return outputs.reshape(expected)
 
 
-def _as_floats(inputs: Array) -> Array:
+def _as_floats(inputs: AnyArray) -> AnyArray:
     return inputs / jnp.float32(255) if inputs.dtype == jnp.uint8 else inputs
 
 
 ALIVE_DRAWS = 64  # about half of the draws are alive with the paper's ReLU output
 
 
-def alive_params(model: Model, key: Array, inputs: Array) -> Array:
+def alive_params(model: Model, key: Array, inputs: AnyArray) -> Array:
     """The first of `ALIVE_DRAWS` initial draws whose output is not zero almost everywhere.
 
     A ReLU output that starts below zero on the data has no gradient: the whole fleet would

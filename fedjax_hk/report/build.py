@@ -169,11 +169,11 @@ def _isolated(run: RunTables) -> list[str]:
         return [page.heading("Isolated clients"), page.paragraphs([f"{intro}: none."])]
     task = run.task
     traits = [one for one in task.words.traits if one.column in found]
-    figures = [(one.column, lambda value, one=one: one.shown(value, run.unit)) for one in traits]
-    figures.append((task.headline.column, lambda value: task.headline.shown(value, run.unit)))
+    figures = [(one.column, one.shown) for one in traits]
+    figures.append((task.headline.column, task.headline.shown))
 
     def row(name: str, alone: str, of: pd.Series) -> list[str]:
-        shown = [show(of[c]) if np.isfinite(of[c]) else "-" for c, show in figures]
+        shown = [show(of[c], run.unit) if np.isfinite(of[c]) else "-" for c, show in figures]
         return [name, alone, *shown]
 
     rows = [

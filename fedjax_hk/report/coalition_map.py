@@ -14,7 +14,7 @@ from fedjax_hk.rules.grouping import pair_dissimilarity, pair_quantiles
 from fedjax_hk.rules.hegselmann_krause import MAX_STEPS
 from fedjax_hk.rules.weighting import equals_plain_mean
 from fedjax_hk.settings.thresholds import Meaning
-from fedjax_hk.types import Array
+from fedjax_hk.types import AnyArray
 
 
 class CoalitionMap(NamedTuple):
@@ -34,7 +34,7 @@ class CoalitionMap(NamedTuple):
 
 
 def coalition_map(
-    gram_ss: Array, mask_s: Array, kind: str, limits_t: Array, *, state_norm: str = "none"
+    gram_ss: AnyArray, mask_s: AnyArray, kind: str, limits_t: AnyArray, *, state_norm: str = "none"
 ) -> CoalitionMap:
     """Runs the interaction under each limit.
 
@@ -49,7 +49,7 @@ def coalition_map(
     return CoalitionMap(*map(np.asarray, (limits_t, *found)))
 
 
-def pair_limits(gram_ss: Array, mask_s: Array, kind: str, num_limits: int = 48) -> np.ndarray:
+def pair_limits(gram_ss: AnyArray, mask_s: AnyArray, kind: str, num_limits: int = 48) -> np.ndarray:
     """`[num_limits]` quantiles of the pairs' dissimilarities, ascending.
 
     They are dense among the closest pairs: one link pulls others in its wake, so that few
@@ -60,7 +60,7 @@ def pair_limits(gram_ss: Array, mask_s: Array, kind: str, num_limits: int = 48) 
 
 
 def splitting_threshold(
-    gram_ss: Array, mask_s: Array, meaning: Meaning, *, state_norm: str = "none"
+    gram_ss: AnyArray, mask_s: AnyArray, meaning: Meaning, *, state_norm: str = "none"
 ) -> str | None:
     """The widest of some thresholds under which the grouping changes the average.
 
@@ -74,13 +74,16 @@ def splitting_threshold(
     Returns:
       The threshold as text with few digits; None if no threshold that was tried does it.
     """
+    limit_of, text_of = meaning.limit, meaning.text
+    if limit_of is None or text_of is None:
+        raise ValueError(f"Expected a threshold with a limit, got {meaning.name}.")
     limits_t = pair_limits(gram_ss, mask_s, meaning.kind)
     usable = [float(limit) for limit in limits_t if np.isfinite(limit) and limit > 0]
-    texts = [meaning.text(limit) for limit in usable]
+    texts = [text_of(limit) for limit in usable]
     if not texts:
         return None
     exact_t = np.array([float(text) for text in texts])
-    both = np.concatenate([meaning.limit(exact_t), meaning.limit(exact_t.astype(np.float32))])
+    both = np.concatenate([limit_of(exact_t), limit_of(exact_t.astype(np.float32))])
     found = coalition_map(gram_ss, mask_s, meaning.kind, both, state_norm=state_norm)
     where = np.flatnonzero(found.changes_t.reshape(2, -1).all(axis=0))
     return texts[where[-1]] if len(where) else None

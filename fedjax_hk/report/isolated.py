@@ -65,8 +65,9 @@ def compare(
             lambda alone, others, axis: alone.mean(axis=axis),
             n_resamples=resamples, batch=1000, vectorized=True, alternative="greater", rng=seed,
         )  # fmt: skip
-        medians = (float(np.median(values[side])) for side in (alone_n, ~alone_n))
-        found.append(Comparison(trait, *medians, float(tested.statistic), float(tested.pvalue)))
+        alone, others = (float(np.median(values[side])) for side in (alone_n, ~alone_n))
+        statistic, p_value = float(tested.statistic), float(tested.pvalue)
+        found.append(Comparison(trait, alone, others, statistic, p_value))
     return found
 
 

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 from matplotlib.figure import Figure
 
 from fedjax_hk.report import numbers, plots, summary
 from fedjax_hk.report.isolated import isolated_clients
 from fedjax_hk.report.load import RunTables
-from fedjax_hk.report.numbers import SPACES
+from fedjax_hk.report.numbers import SPACES, Opinions
 from fedjax_hk.rules import NO_OPINIONS
 from fedjax_hk.tasks import Curve
 
@@ -33,16 +34,16 @@ class Picture(NamedTuple):
 def pictures(run: RunTables) -> Iterator[Picture]:
     """Those that can be drawn from what is there, in the order of the report."""
     if run.partition is not None:
-        yield _partition(run)
+        yield _partition(run.partition)
     yield from _over_rounds(run)
     if run.clients is not None:
-        yield from _errors(run)
-    if run.forecasts is not None:
-        yield from _forecasts(run)
+        yield from _errors(run, run.clients)
+        if run.forecasts is not None:
+            yield from _forecasts(run, run.clients, run.forecasts)
     if run.opinions is not None:
-        yield from _trajectories(run)
-        yield from _maps(run)
-        yield from _dissimilarity(run)
+        yield from _trajectories(run, run.opinions)
+        yield from _maps(run, run.opinions)
+        yield from _dissimilarity(run, run.opinions)
     yield from _together(run)
 
 
@@ -52,8 +53,8 @@ def space_of(run: RunTables) -> str:
     return "update" if rule.grouping in NO_OPINIONS else rule.opinion
 
 
-def _partition(run: RunTables) -> Picture:
-    counts = run.partition.set_index("client")
+def _partition(partition: pd.DataFrame) -> Picture:
+    counts = partition.set_index("client")
     classes = [column.removeprefix("class_") for column in counts]
     held_n = (counts > 0).sum(axis=1)
     return Picture(
@@ -90,18 +91,18 @@ def _levels(run: RunTables, curve: Curve) -> dict[str, float]:
         return {}
     columns = summary.naive_columns(run.clients, run.task, curve.naive)
     means = {name: curve.factor * run.clients[column].mean() for name, column in columns.items()}
-    ordered = sorted(means, key=means.get, reverse=curve.higher_is_better)
+    ordered = sorted(means, key=means.__getitem__, reverse=curve.higher_is_better)
     words = run.task.words.naive_names
     return {f"{words[name]}: {means[name]:.4g}": means[name] for name in ordered}
 
 
-def _errors(run: RunTables) -> Iterator[Picture]:
+def _errors(run: RunTables, clients: pd.DataFrame) -> Iterator[Picture]:
     task, headline = run.task, run.task.headline
-    best = summary.best_naive(run.clients, task)
+    best = summary.best_naive(clients, task)
     if best is None:
         return
-    apart = summary.differences(run.clients, best, task)
-    clients, apart = run.clients[apart.notna()], headline.sign * apart[apart.notna()]
+    apart = summary.differences(clients, best, task)
+    clients, apart = clients[apart.notna()], headline.sign * apart[apart.notna()]
     if not len(clients):
         return
     name, side = task.words.naive_names[best], "above" if headline.higher_is_better else "below"
@@ -125,12 +126,12 @@ def _errors(run: RunTables) -> Iterator[Picture]:
     )
 
 
-def _forecasts(run: RunTables) -> Iterator[Picture]:
-    best, panels, said = summary.best_naive(run.clients, run.task), [], []
+def _forecasts(run: RunTables, clients: pd.DataFrame, forecasts: pd.DataFrame) -> Iterator[Picture]:
+    best, panels, said = summary.best_naive(clients, run.task), [], []
     headline = run.task.headline
-    figure_of = run.clients.set_index("client")[headline.column]
-    for client, role in numbers.telling_clients(run.clients, headline):
-        rows = numbers.last_forecasts(run.forecasts, client)
+    figure_of = clients.set_index("client")[headline.column]
+    for client, role in numbers.telling_clients(clients, headline):
+        rows = numbers.last_forecasts(forecasts, client)
         if not len(rows):
             continue
         value = figure_of[client]
@@ -148,10 +149,10 @@ def _forecasts(run: RunTables) -> Iterator[Picture]:
         )
 
 
-def _trajectories(run: RunTables) -> Iterator[Picture]:
+def _trajectories(run: RunTables, opinions: Opinions) -> Iterator[Picture]:
     space = space_of(run)
     steps = int(run.rounds["inner_steps"].iloc[-1])
-    moved = numbers.trajectory(run.opinions, space, run.config.state_norm, steps)
+    moved = numbers.trajectory(opinions, space, run.config.state_norm, steps)
     if moved is None:
         return
     num = len(np.unique(moved.labels_s))
@@ -168,14 +169,14 @@ def _trajectories(run: RunTables) -> Iterator[Picture]:
     )
 
 
-def _maps(run: RunTables) -> Iterator[Picture]:
-    maps, num = numbers.coalition_maps(run.opinions, run.config.state_norm)
+def _maps(run: RunTables, opinions: Opinions) -> Iterator[Picture]:
+    maps, num = numbers.coalition_maps(opinions, run.config.state_norm)
     if not maps:
         return
     used = {}
-    if np.isfinite(run.opinions.limit) and run.opinions.kind == "cosine":
-        used[space_of(run)] = max(run.opinions.limit, 1e-8)
-    few = f" {num} clients, drawn at random." if num < run.opinions.present.sum() else ""
+    if np.isfinite(opinions.limit) and opinions.kind == "cosine":
+        used[space_of(run)] = max(opinions.limit, 1e-8)
+    few = f" {num} clients, drawn at random." if num < opinions.present.sum() else ""
     said = []
     for space, found in maps.items():
         several = found.sizes_ts[:, 1] > 1
@@ -195,16 +196,16 @@ def _maps(run: RunTables) -> Iterator[Picture]:
     )
 
 
-def _dissimilarity(run: RunTables) -> Iterator[Picture]:
+def _dissimilarity(run: RunTables, opinions: Opinions) -> Iterator[Picture]:
     space = space_of(run)
-    found = numbers.dissimilarity(run.opinions, space)
+    found = numbers.dissimilarity(opinions, space)
     if found is None or not (found.pairs > 0).any():
         return
     grouped = run.config.rule().grouping not in ("none", "singletons")
-    measure = "distance" if run.opinions.kind == "ball" else "1 - cosine"
+    measure = "distance" if opinions.kind == "ball" else "1 - cosine"
     low, middle, high = np.quantile(found.pairs, (0, 0.5, 1))
     order = "ordered by coalition, largest first, white lines between them" if grouped else ""
-    limit = run.opinions.limit
+    limit = opinions.limit
     marked = " The dashed line is the threshold." if np.isfinite(limit) else ""
     yield Picture(
         "dissimilarity",

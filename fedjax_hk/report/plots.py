@@ -14,7 +14,7 @@ import re
 import textwrap
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import matplotlib
 import numpy as np
@@ -30,6 +30,9 @@ from fedjax_hk.report.coalition_map import CoalitionMap
 from fedjax_hk.report.numbers import Dissimilarity, Together, Trajectory
 from fedjax_hk.store.run_folder import RunFolder
 
+if TYPE_CHECKING:
+    from matplotlib.typing import RcKeyType
+
 INK = "#1c2733"
 MODEL, NAIVE = "#0072B2", "#D55E00"  # blue, vermilion
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
@@ -39,7 +42,7 @@ _MARKERS = "os^Dv*"
 WIDTH = 5.0  # inches: 360 points, the width of a phone
 NAMES_SHOWN = 30  # more names than this on one axis cannot be read
 
-_STYLE = {
+_STYLE: dict[RcKeyType, Any] = {
     "font.size": 11, "axes.titlesize": 11, "axes.titleweight": "bold", "legend.fontsize": 10,
     "axes.titlelocation": "left", "text.color": INK, "axes.labelcolor": INK,
     "axes.edgecolor": INK, "xtick.color": INK, "ytick.color": INK, "legend.frameon": False,
@@ -140,7 +143,7 @@ def trajectories(moved: Trajectory) -> Figure:
     for label, (color, words) in coalition_colors(moved.labels_s).items():
         paths_tsa = moved.positions_tsa[:, moved.labels_s == label]
         alone = words == "alone"
-        style = {"color": color, "lw": 1.0, "alpha": 0.55 if alone else 0.8}
+        style: dict[str, Any] = {"color": color, "lw": 1.0, "alpha": 0.55 if alone else 0.8}
         rasterized = moved.positions_tsa.shape[1] > 150
         lines = [np.column_stack([steps, path[:, 0]]) for path in paths_tsa.swapaxes(0, 1)]
         over.add_collection(LineCollection(lines, rasterized=rasterized, **style))
@@ -262,7 +265,7 @@ def coalition_maps(
         axes.yaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         axes.set(title=titles[space], ylabel="clients", ylim=(0, sizes_ts.sum(axis=1).max()))
     rows[-1].set_xlabel("tau: smallest cosine of neighbors")
-    handles = {}
+    handles: dict[str, Any] = {}
     for axes in rows:
         handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
     named = [name for name in _MAP_NAMES if name in handles]
@@ -275,7 +278,8 @@ def _tau_ticks(low: float) -> list[float]:
     """Limits of 1 - cos to be labelled on a log axis from 2 to `low`: powers of ten first,
     then what there is room for, as near 1 a tau has many digits."""
     decades = 10.0 ** -np.arange(1, np.ceil(-np.log10(low)) + 1)
-    kept, width = [], np.log10(2 / low)
+    kept: list[float] = []
+    width = np.log10(2 / low)
     for tick in (2.0, 1.0, *decades, *(0.5 * decades * 10), *(0.2 * decades * 10)):
         room = [0.05 + 0.011 * (len(_tau_text(tick)) + len(_tau_text(one))) for one in kept]
         gaps = [abs(np.log10(one / tick)) / width for one in kept]
@@ -305,6 +309,7 @@ def dissimilarity(found: Dissimilarity, limit: float, measure: str, grouped: boo
     matrix.set_title("Pairs, ordered by coalition" if grouped else "Pairs of clients")
     _name_axes(matrix, found.names)
 
+    bins: int | np.ndarray = 40
     if wide:
         low, high = pairs.min(), pairs.max()
         if np.isfinite(limit) and limit > 0:
@@ -312,8 +317,6 @@ def dissimilarity(found: Dissimilarity, limit: float, measure: str, grouped: boo
         histogram.set_xscale("log")
         _set_ticks(histogram.xaxis, _log_ticks(low, high))
         bins = np.geomspace(low, high, 40)
-    else:
-        bins = 40
     histogram.hist(pairs if wide else found.pairs, bins=bins, color=MODEL, alpha=0.85)
     if np.isfinite(limit):
         histogram.axvline(limit, color=NAIVE, dashes=(3, 2), lw=2)

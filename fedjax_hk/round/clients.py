@@ -142,7 +142,7 @@ class Clients(NamedTuple):
             start_sd, optimizer_s, rows(fleet.train, clients_s), draw(TRAIN, ids_s),
             work_shares(draw, ids_s, hparams), correction_sd,
         )  # fmt: skip
-        return self.map(block, batched, hparams, count=cohort.count)
+        return self.map(block, batched, hparams, count=cohort.num_asked)
 
     def effort(self, fleet: FleetArrays, steps_s: Array, hparams: HParams) -> Array:
         """`[S]` with what coefficient sum the clients' gradients enter their models."""

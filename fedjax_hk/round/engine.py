@@ -197,7 +197,7 @@ def make_engine(
 
     def tell(after, fleet, draw, upload, local, aggregate, hparams) -> tuple[RoundInfo, Snapshot]:
         outputs_nw = evaluator.outputs(after, fleet, hparams)
-        finetuned: NamedTuple | tuple = ()
+        finetuned: NamedTuple | tuple[()] = ()
         if finetuner is not None:
             keys_n = draw(FINETUNE, fleet.ids_n)
             tuned_nw = evaluator.finetuned(finetuner, after, fleet, keys_n, hparams)
@@ -205,7 +205,8 @@ def make_engine(
         spread = (jnp.float32(jnp.nan),) * 2
         if gradient_spread:
             spread = evaluator.gradient_spread(after.params, fleet)
-        info = describe(upload, local, aggregate, server.measure)._replace(
+        info = RoundInfo(
+            **describe(upload, local, aggregate, server.measure),
             gradient_spread=spread[0],
             gradient_norm=spread[1],
             dead_n=task.judge.dead(outputs_nw, fleet.test.mask),
@@ -230,9 +231,10 @@ def _columns(model: Model, opinion_leaves: str, personal_layers: str) -> tuple[A
     compared = columns(model.leaves, opinion_leaves)
     if not personal_layers:
         return compared, None
-    personal = columns(model.leaves, personal_layers, "personal_layers")
+    every = np.arange(model.num_parameters)
+    personal = every[columns(model.leaves, personal_layers, "personal_layers")]
     # The server never sees what stays at the client.
-    compared = np.setdiff1d(np.arange(model.num_parameters)[compared], personal)
+    compared = np.setdiff1d(every[compared], personal)
     if compared.size == 0:
         raise ValueError(
             f"--personal_layers={personal_layers}: the server sees nothing of what "
@@ -241,11 +243,13 @@ def _columns(model: Model, opinion_leaves: str, personal_layers: str) -> tuple[A
     return compared, personal
 
 
-def describe(upload: Upload, local: LocalResult, aggregate: Aggregate, measure: str) -> RoundInfo:
-    """What the round itself says; what asks for the whole fleet is empty."""
+def describe(
+    upload: Upload, local: LocalResult, aggregate: Aggregate, measure: str
+) -> dict[str, Array]:
+    """What the round itself says: fields of `RoundInfo`, without those of the whole fleet."""
     found, present_s, sent_sd = aggregate.found, upload.present_s, upload.sent_sd
     apart_ss = pair_dissimilarity(aggregate.gram, measure)
-    return RoundInfo(
+    return dict(
         cohort_s=upload.clients_s,
         present_s=present_s,
         finite_s=upload.finite_s,
@@ -266,10 +270,6 @@ def describe(upload: Upload, local: LocalResult, aggregate: Aggregate, measure: 
         changes_nothing=equals_plain_mean(aggregate.weights_s, present_s),
         dispersion=measures.dispersion(sent_sd, upload.num_samples_s, present_s),
         within_spread=measures.within_spread(sent_sd, aggregate.centers_sd, present_s, measure),
-        gradient_spread=(),
-        gradient_norm=(),
-        dead_n=(),
-        errors=(),
     )
 
 

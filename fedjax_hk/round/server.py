@@ -84,7 +84,7 @@ def make_server(
         """`[S]` what members weigh more or less, where the rule asks for it."""
         if rule.within == "krum":
             return krum_factor(upload.sent_sd, labels_s, hparams.trim)
-        if rule.within == "distance":
+        if rule.within == "distance" and state.distances:  # kept where they are read, see `init`
             # There are no distances before the first round (spec 3.8).
             beta = jnp.where(state.distances.rounds > 0, hparams.beta, 0)
             return distance_factor(
@@ -97,7 +97,7 @@ def make_server(
         upload: Upload,
         keys_s: Array,
         hparams: HParams,
-        planted_n: Array | tuple = (),
+        planted_n: Array | tuple[()] = (),
     ) -> tuple[ServerState, Aggregate]:
         present_s = upload.present_s
         opinions_sd = opinions(rule.opinion, upload.base_sd, upload.sent_sd, present_s)
@@ -127,7 +127,7 @@ def make_server(
             (state.params, state.server_opt),
         )
         distances = state.distances
-        if measured:
+        if distances:
             distances = observed(
                 distances, upload.clients_s, upload.sampled_s, moved(upload), present_s,
                 upload.reported_s,

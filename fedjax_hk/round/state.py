@@ -7,13 +7,13 @@ RoundState, FleetArrays -> clients' half -> Upload -> stages -> server's half ->
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Generic, NamedTuple
 
 import jax.numpy as jnp
 
 from fedjax_hk.rules.grouping import GroupingInfo
 from fedjax_hk.rules.selection import Distances
-from fedjax_hk.types import Array, Params, Samples
+from fedjax_hk.types import A, AnyArray, Array, Params, Samples
 
 
 class FleetArrays(NamedTuple):
@@ -27,11 +27,11 @@ class FleetArrays(NamedTuple):
       planted_n: `[N]` int32 planted groups, -1 for an outlier; () where none are known.
     """
 
-    train: Samples
-    test: Samples
+    train: Samples[Array]
+    test: Samples[Array]
     available_n: Array
     ids_n: Array
-    planted_n: Array | tuple = ()
+    planted_n: Array | tuple[()] = ()
 
 
 class ServerState(NamedTuple):
@@ -47,7 +47,7 @@ class ServerState(NamedTuple):
     params: Array
     grouping: Params
     server_opt: Params
-    distances: Distances | tuple = ()
+    distances: Distances | tuple[()] = ()
 
 
 class RoundState(NamedTuple):
@@ -103,10 +103,10 @@ class Upload(NamedTuple):
 
 
 def upload(
-    models_sd: Array,
-    num_samples_s: Array | Sequence[float],
-    mask_s: Array | None = None,
-    base_sd: Array | None = None,
+    models_sd: AnyArray,
+    num_samples_s: AnyArray | Sequence[float],
+    mask_s: AnyArray | Sequence[bool] | None = None,
+    base_sd: AnyArray | None = None,
 ) -> Upload:
     """An `Upload` of models that were trained elsewhere, for the server's half alone.
 
@@ -154,10 +154,10 @@ class Aggregate(NamedTuple):
     gram: Params
     weights_s: Array
     centers_sd: Array
-    group_n: Array | tuple = ()
+    group_n: Array | tuple[()] = ()
 
 
-class RoundInfo(NamedTuple):
+class RoundInfo(NamedTuple, Generic[A]):
     """What a reader wants to know of a round; small, whatever the model's size.
 
     Attributes:
@@ -180,31 +180,31 @@ class RoundInfo(NamedTuple):
       finetuned_errors: as `errors`, after some local epochs more; () if not asked for.
     """
 
-    cohort_s: Array
-    present_s: Array
-    finite_s: Array
-    sampled_s: Array
-    reported_s: Array
-    attacker_s: Array
-    labels_s: Array
-    weights_s: Array
-    loss_s: Array
-    steps_s: Array
-    num_coalitions: Array
-    num_steps: Array
-    converged: Array
-    margin: Array
-    residual: Array
-    limit: Array
-    dissimilarity_q: Array
-    changes_nothing: Array
-    dispersion: Array
-    within_spread: Array
-    gradient_spread: Array
-    gradient_norm: Array
-    dead_n: Array
+    cohort_s: A
+    present_s: A
+    finite_s: A
+    sampled_s: A
+    reported_s: A
+    attacker_s: A
+    labels_s: A
+    weights_s: A
+    loss_s: A
+    steps_s: A
+    num_coalitions: A
+    num_steps: A
+    converged: A
+    margin: A
+    residual: A
+    limit: A
+    dissimilarity_q: A
+    changes_nothing: A
+    dispersion: A
+    within_spread: A
+    gradient_spread: A
+    gradient_norm: A
+    dead_n: A
     errors: NamedTuple
-    finetuned_errors: NamedTuple | tuple = ()
+    finetuned_errors: NamedTuple | tuple[()] = ()
 
 
 class Snapshot(NamedTuple):

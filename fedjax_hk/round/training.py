@@ -38,10 +38,10 @@ class LocalResult(NamedTuple):
     loss: Array
     opt_state: optax.OptState
     num_steps: Array
-    control: Array | tuple = ()
+    control: Array | tuple[()] = ()
 
 
-def adam(learning_rate: Array) -> optax.GradientTransformation:
+def adam(learning_rate: Array | float) -> optax.GradientTransformation:
     """The clients' optimizer (paper, Table 3)."""
     return optax.adam(learning_rate, b1=0.9, b2=0.999, eps=ADAM_EPSILON)
 
@@ -53,7 +53,7 @@ class _Progress(NamedTuple):
     opt_state: optax.OptState
     total_loss: Array
     num_steps: Array
-    seen: Array | tuple
+    seen: Array | tuple[()]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -76,7 +76,7 @@ class Trainer:
     loss: Loss
     epochs: int
     batch_size: int
-    optimizer: Callable[[Array], optax.GradientTransformation]
+    optimizer: Callable[[Array | float], optax.GradientTransformation]
 
     @property
     def control(self) -> str:
@@ -94,8 +94,8 @@ class Trainer:
         key: Array,
         num_batches: Array,
         hparams: HParams,
-        share: Array = 1.0,
-        correction: Array = 0.0,
+        share: Array | float = 1.0,
+        correction: Array | float = 0.0,
     ) -> LocalResult:
         """The client's epochs.
 
@@ -135,7 +135,7 @@ class Trainer:
             jax.random.split(key, self.epochs),
         )
         steps = jnp.maximum(end.num_steps, 1)
-        control = end.seen / steps if self.control == "mean" else ()
+        control = () if isinstance(end.seen, tuple) else end.seen / steps
         if self.control == "start":
             control = self.gradient(start, samples, hparams.quantile)[1]
         return LocalResult(
@@ -165,13 +165,15 @@ class Trainer:
         total_loss = total_loss + jnp.where(used, value, 0)
         return _Progress(params, opt_state, total_loss, num_steps + used, seen)
 
-    def _batch_loss(self, params: Array, batch: Batch, key: Array | None, quantile: Array) -> Array:
+    def _batch_loss(
+        self, params: Array, batch: Batch, key: Array | None, quantile: Array | float
+    ) -> Array:
         outputs = self.model.apply(params, batch.inputs, key)
         total = jnp.sum(jnp.where(batch.mask, self.loss(batch.targets, outputs, quantile), 0))
         return total / jnp.maximum(jnp.sum(batch.mask), 1)
 
     def gradient(
-        self, params: Array, samples: Samples, quantile: Array = 0.5
+        self, params: Array, samples: Samples, quantile: Array | float = 0.5
     ) -> tuple[Array, Array]:
         """Loss and gradient `[D]` on all of the client's windows."""
         # Batch by batch: all windows at once would leave the cache, at five times the cost.
@@ -230,7 +232,7 @@ def make_trainer(
     loss: Loss = FORECAST.judge.losses["mse"],
     epochs: int = 5,
     batch_size: int = 32,
-    optimizer: Callable[[Array], optax.GradientTransformation] = adam,
+    optimizer: Callable[[Array | float], optax.GradientTransformation] = adam,
 ) -> Trainer:
     """Local training as the paper does it: `epochs` passes of shuffled minibatches.
 

@@ -55,7 +55,7 @@ def stages(
       attack: what attackers send, a value of `--attack`.
       neurons: hidden neurons to be matched, from `alignment.hidden_neurons`.
     """
-    found = [lose_reports, stand_in]
+    found: list[Stage] = [lose_reports, stand_in]
     if personal is not None:
         found.append(keep_personal(personal))
     if attack != "none":

@@ -76,9 +76,8 @@ def affinity_propagation(
     lowest = jnp.min(jnp.where(apart_ss, similarity_ss, jnp.inf))
     highest = jnp.max(jnp.where(apart_ss, similarity_ss, -jnp.inf))
     span = jnp.where(highest > lowest, highest - lowest, 0)
-    if preference is None:
-        preference = _median(similarity_ss, apart_ss)
-    own_s = preference + 1e-6 * span * draws_s
+    own = _median(similarity_ss, apart_ss) if preference is None else preference
+    own_s = own + 1e-6 * span * draws_s
     s_ss = jnp.where(eye_ss, own_s[:, None], similarity_ss)
     s_ss = jnp.where(pairs_ss, s_ss, -jnp.inf)  # nobody follows, or is asked by, a masked one
 

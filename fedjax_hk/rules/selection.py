@@ -26,12 +26,12 @@ class Cohort(NamedTuple):
     """Attributes:
     clients_s: `[S]` positions in the fleet; those who are asked come first, ascending.
     sampled_s: `[S]` bool, asked to train; the others only fill the array.
-    count: `[]` how many are asked, None where it is always all.
+    num_asked: `[]` how many are asked, None where it is always all.
     """
 
     clients_s: Array
     sampled_s: Array
-    count: Array | None = None
+    num_asked: Array | None = None
 
 
 def no_distances(num_clients: int) -> Distances:

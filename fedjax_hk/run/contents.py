@@ -29,8 +29,7 @@ def begin(folder: RunFolder, config: Config, fleet: Fleet) -> None:
     and at last `config.json`, which says that the run can be resumed."""
     if fleet.excluded:
         folder.write_table("excluded", pd.DataFrame(fleet.excluded))
-    if fleet.owners is not None:
-        partition_files.write(folder, fleet)
+    partition_files.write(folder, fleet)
     if len(fleet.shift_n):  # for forecasts of later readings
         scaling = {"client": fleet.client_ids, "shift": fleet.shift_n, "scale": fleet.scale_n}
         folder.write_table("scaling", pd.DataFrame(scaling))

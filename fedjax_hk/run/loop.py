@@ -9,7 +9,7 @@ import pandas as pd
 
 from fedjax_hk.round.state import RoundState
 from fedjax_hk.run import contents, sinks
-from fedjax_hk.run.prepare import Prepared, chunks
+from fedjax_hk.run.prepare import Chunk, Prepared, chunks
 from fedjax_hk.run.sinks import Callback, RoundRecord, Sink
 from fedjax_hk.run.terminal import Progress, StopRequest
 from fedjax_hk.store import records
@@ -63,7 +63,7 @@ def simulate(
         before = folder.read_table("rounds", records.TEXT_COLUMNS) if done else None
         results = sinks.ResultSink(folder, prepared)
         with Progress(config.rounds, done, stream) as progress:
-            in_order = [
+            in_order: list[Sink] = [
                 sinks.TableSink(folder, prepared),
                 sinks.CallbackSink(callbacks),
                 sinks.TerminalSink(progress, prepared),
@@ -104,12 +104,14 @@ def _go_on(
     return done, state
 
 
-def _hand_out(prepared, first: int, chunk, seconds: float, in_order: Sequence[Sink]) -> None:
+def _hand_out(
+    prepared: Prepared, first: int, chunk: Chunk, seconds: float, in_order: Sequence[Sink]
+) -> None:
     """Each round of a chunk, to each sink; the last one with the state."""
     fleet, traffic = prepared.fleet, prepared.engine.traffic
     last = first + len(chunk.infos) - 1
     for number, info in enumerate(chunk.infos, start=first):
         row = records.round_row(number, info, fleet, seconds, traffic)
-        kept = (chunk.state, chunk.snapshot) if number == last else (None, None)
+        kept = sinks.Kept(chunk.state, chunk.snapshot) if number == last else None
         for sink in in_order:
-            sink.on_round(RoundRecord(number, info, row, *kept))
+            sink.on_round(RoundRecord(number, info, row, kept))

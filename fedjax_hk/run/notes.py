@@ -70,9 +70,7 @@ class Notes:
         weighing = (rule.within, rule.between, config.min_coalition)
         if gram is None or not np.isfinite(row["limit"]) or weighing != ("uniform", "equal", 1):
             return None
-        return splitting_threshold(
-            gram(),
-            info.present_s,
-            thresholds.meaning_of(config, outright=True),
-            state_norm=config.state_norm,
-        )
+        meaning = thresholds.meaning_of(config, outright=True)
+        if meaning is None:
+            return None
+        return splitting_threshold(gram(), info.present_s, meaning, state_norm=config.state_norm)

@@ -25,9 +25,14 @@ from fedjax_hk.types import Array, Fleet, HParams, Params, Settings
 
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 _compilations: list[float] = []  # seconds of every compilation of this process
-jax.monitoring.register_event_duration_secs_listener(
-    lambda event, seconds, **_: _compilations.append(seconds) if event == _COMPILE_EVENT else None
-)
+
+
+def _count(event: str, duration_secs: float, **_: str | int) -> None:
+    if event == _COMPILE_EVENT:
+        _compilations.append(duration_secs)
+
+
+jax.monitoring.register_event_duration_secs_listener(_count)
 
 
 class Prepared(NamedTuple):
@@ -131,8 +136,8 @@ def _arrays(fleet: Fleet, mesh: Mesh) -> FleetArrays:
     available_n = np.ones(len(fleet.client_ids), bool)
     ids_n = keys.stable_ids(fleet.client_ids)
     planted_n = () if fleet.planted is None else np.asarray(fleet.planted, np.int32)
-    arrays = FleetArrays(fleet.train, fleet.test, available_n, ids_n, planted_n)
-    return parallel.place(arrays, mesh)
+    on_host = (fleet.train, fleet.test, available_n, ids_n, planted_n)
+    return FleetArrays(*parallel.place(on_host, mesh))
 
 
 def prepare(config: Config, fleet: Fleet, model: models.Model | None = None) -> Prepared:
@@ -162,7 +167,7 @@ def _check_outputs(model: models.Model, fleet: Fleet, example: np.ndarray) -> No
     output_shape = TASKS[fleet.task].judge.output_shape(fleet)
     shape = (len(example), *output_shape)
     params = jax.ShapeDtypeStruct((model.num_parameters,), np.float32)
-    found = jax.eval_shape(lambda x: model.apply(x, example, None), params).shape
+    found = jax.eval_shape(lambda x, y: model.apply(x, y, None), params, example).shape
     if found != shape:
         raise ValueError(
             f"Expected a model with outputs of shape {shape} for {len(example)} samples, got "
@@ -196,7 +201,9 @@ def reuse(prepared: Prepared, config: Config, fleet: Fleet | None = None) -> Pre
     return reseed(prepared._replace(config=config, hparams=hparams), config.seed)
 
 
-def _start(engine, model, seed: int, probe) -> tuple[Array, RoundState]:
+def _start(
+    engine: engine_lib.Engine, model: models.Model, seed: int, probe: np.ndarray
+) -> tuple[Array, RoundState]:
     run_key = jax.random.key(seed)
     key = keys.client_key(run_key, keys.INIT, 0, 0)
     state = engine.init(models.alive_params(model, key, probe))

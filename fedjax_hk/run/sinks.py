@@ -7,9 +7,11 @@ vouches for them. A run that goes on drops the rows beyond its checkpoint.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import pandas as pd
 
 from fedjax_hk.report import summary
@@ -25,6 +27,13 @@ from fedjax_hk.store.run_folder import RunFolder
 from fedjax_hk.tasks import TASKS
 
 
+class Kept(NamedTuple):
+    """What is on the devices after the last round of a chunk."""
+
+    state: RoundState
+    snapshot: Snapshot
+
+
 class RoundRecord(NamedTuple):
     """A round that has come from the device.
 
@@ -32,14 +41,13 @@ class RoundRecord(NamedTuple):
       number: from 1.
       info: `RoundInfo` as NumPy.
       row: of `rounds.csv`.
-      state, snapshot: after the round, on the devices; None but for the last round of a chunk.
+      kept: of the last round of a chunk; else None.
     """
 
     number: int
-    info: RoundInfo
+    info: RoundInfo[np.ndarray]
     row: dict[str, Any]
-    state: RoundState | None = None
-    snapshot: Snapshot | None = None
+    kept: Kept | None = None
 
 
 class Sink(Protocol):
@@ -100,11 +108,11 @@ class NoteSink:
         self._notes = Notes(prepared.config, prepared.fleet, before)
 
     def on_round(self, record: RoundRecord) -> None:
-        def gram_ss():
-            return gram(self._prepared, record.snapshot, self._prepared.config.rule().opinion)
-
-        kept = None if record.snapshot is None else gram_ss
-        for note in self._notes.about(record.row, record.info, kept):
+        gram_ss = None
+        if record.kept is not None:
+            space = self._prepared.config.rule().opinion
+            gram_ss = functools.partial(gram, self._prepared, record.kept.snapshot, space)
+        for note in self._notes.about(record.row, record.info, gram_ss):
             self._folder.log(note)
             self._progress.say(note)
 
@@ -122,11 +130,12 @@ class ResultSink:
 
     def on_round(self, record: RoundRecord) -> None:
         config, fleet = self._prepared.config, self._prepared.fleet
-        if record.number < config.rounds:
+        if record.kept is None or record.number < config.rounds:
             return
+        state, snapshot = record.kept
         spaces = CHOICES["opinion"]
-        grams = {space: gram(self._prepared, record.snapshot, space) for space in spaces}
-        outputs_nw = outputs(self._prepared, record.state)
+        grams = {space: gram(self._prepared, snapshot, space) for space in spaces}
+        outputs_nw = outputs(self._prepared, state)
         self.found = contents.end(
             self._folder, config, fleet, record.number, record.info, outputs_nw, grams
         )
@@ -137,5 +146,5 @@ class CheckpointSink:
         self._checkpoints = checkpoints
 
     def on_round(self, record: RoundRecord) -> None:
-        if record.state is not None:
-            self._checkpoints.save(record.number, record.state)
+        if record.kept is not None:
+            self._checkpoints.save(record.number, record.kept.state)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import textwrap
+from collections.abc import Callable
 from typing import Any
 
 from absl import flags as absl_flags
@@ -24,7 +25,7 @@ Examples:
 def define_flags() -> absl_flags.FlagValues:
     """One flag a field of `Config`, and `--resume`, `--help`."""
     values = absl_flags.FlagValues()
-    definers = {
+    definers: dict[str, Callable[..., Any]] = {
         "str": absl_flags.DEFINE_string,
         "int": absl_flags.DEFINE_integer,
         "float": absl_flags.DEFINE_float,
@@ -88,7 +89,8 @@ def parse(argv: list[str]) -> tuple[Config, dict[str, Any], str | None] | None:
     resume = values.resume if values["resume"].present else None
     if resume == "":  # as from a shell variable that is not set
         raise ConfigError("--resume=: give the folder of an earlier run, or leave it out.")
-    return Config(**{name: values[name].value for name in SETTINGS}), given, resume
+    every: dict[str, Any] = {name: values[name].value for name in SETTINGS}
+    return Config(**every), given, resume
 
 
 # What absl and Python say of a value, and what helps.
@@ -105,8 +107,8 @@ def _explain(message: str) -> str:
         if reason in message:
             return f"{message.split(reason)[0].removeprefix('flag ')}: {fix}"
     if ": value should be one of <" in message:
-        given, choices = message.split(": value should be one of <")
-        choices = choices.rstrip(">").split("|")
+        given, listed = message.split(": value should be one of <")
+        choices = listed.rstrip(">").split("|")
         close = difflib.get_close_matches(given.split("=", 1)[1], choices, n=1)
         hint = f"did you mean {close[0]}? " if close else ""
         given = given.removeprefix("flag ")

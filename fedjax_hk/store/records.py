@@ -20,7 +20,7 @@ NOT_FINITE = "not finite"  # the status of a client whose model or loss diverged
 
 def round_row(
     round_number: int,
-    info: RoundInfo,
+    info: RoundInfo[np.ndarray],
     fleet: Fleet,
     seconds: float,
     traffic: Traffic = Traffic(0, 0),  # noqa: B008
@@ -76,7 +76,7 @@ def round_row(
     }
 
 
-def _tuned(info: RoundInfo, task: Task) -> dict[str, float]:
+def _tuned(info: RoundInfo[np.ndarray], task: Task) -> dict[str, float]:
     """Mean errors after the fine-tuning epochs; nothing without any."""
     errors = info.finetuned_errors
     return {
@@ -90,7 +90,7 @@ def _name(fleet: Fleet, client: int) -> str:
     return fleet.client_ids[client] if client >= 0 else POOLED
 
 
-def agreement(info: RoundInfo, fleet: Fleet) -> float:
+def agreement(info: RoundInfo[np.ndarray], fleet: Fleet) -> float:
     """Adjusted Rand index of the coalitions with the planted groups; NaN without truth."""
     if fleet.planted is None or not info.present_s.any() or (info.cohort_s < 0).any():
         return float("nan")
@@ -139,7 +139,9 @@ def coalition_sizes(labels_s: np.ndarray) -> list[int]:
     return sorted((int(count) for count in counts), reverse=True)
 
 
-def coalition_rows(round_number: int, info: RoundInfo, fleet: Fleet) -> list[dict[str, Any]]:
+def coalition_rows(
+    round_number: int, info: RoundInfo[np.ndarray], fleet: Fleet
+) -> list[dict[str, Any]]:
     """One row a client and round: `coalitions.csv`. A coalition bears a member's name."""
     rows = []
     for place in np.flatnonzero(info.sampled_s):
@@ -154,28 +156,30 @@ def coalition_rows(round_number: int, info: RoundInfo, fleet: Fleet) -> list[dic
                 "train_loss": float(info.loss_s[place]),
                 "steps": int(info.steps_s[place]),
                 "attacker": bool(info.attacker_s[place]),
-                "status": _status(info, place),
+                "status": _status(info, int(place)),
             }
         )
     return rows
 
 
-def describe_left_out(info: RoundInfo, fleet: Fleet) -> str:
+def describe_left_out(info: RoundInfo[np.ndarray], fleet: Fleet) -> str:
     """Who was left out of the round and why, in words; empty if nobody was."""
     by_status: dict[str, list[str]] = {}
     for place in np.flatnonzero(info.sampled_s & ~info.present_s):
         name = _name(fleet, info.cohort_s[place])
-        by_status.setdefault(_status(info, place), []).append(name)
+        by_status.setdefault(_status(info, int(place)), []).append(name)
     return "; ".join(f"{', '.join(names)} ({status})" for status, names in by_status.items())
 
 
-def _status(info: RoundInfo, place: int) -> str:
+def _status(info: RoundInfo[np.ndarray], place: int) -> str:
     if info.present_s[place]:
         return "took part"
     return "unavailable or empty" if info.finite_s[place] else NOT_FINITE
 
 
-def client_table(info: RoundInfo, fleet: Fleet, coalitions: pd.DataFrame) -> pd.DataFrame:
+def client_table(
+    info: RoundInfo[np.ndarray], fleet: Fleet, coalitions: pd.DataFrame
+) -> pd.DataFrame:
     """One row a client: `clients.csv`, errors after the last round and what went before."""
     seen = coalitions[coalitions["status"] == "took part"]
     by_client = seen.groupby("client", sort=False)
@@ -213,7 +217,7 @@ def _of_clients(found: pd.Series, names: tuple[str, ...], otherwise: Any) -> lis
 
 def opinion_arrays(
     round_number: int,
-    info: RoundInfo,
+    info: RoundInfo[np.ndarray],
     fleet: Fleet,
     grams: dict[str, Any],
     neighborhood: Any,
@@ -230,7 +234,7 @@ def opinion_arrays(
       threshold), `kind` (`cosine` or `ball`), and for every opinion space
       `gram_<space>`: `[S, S]` inner products, float64.
     """
-    arrays = {
+    arrays: dict[str, Any] = {
         "round": np.int64(round_number),
         "cohort": np.array([_name(fleet, c) for c in np.asarray(info.cohort_s)], str),
         "present": np.asarray(info.present_s),

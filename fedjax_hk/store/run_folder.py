@@ -165,7 +165,8 @@ class RunFolder(Tables):
     def write_arrays(self, name: str, arrays: Mapping[str, np.ndarray]) -> None:
         """Replaces an .npz file, all or nothing; `np.load` reads it."""
         buffer = io.BytesIO()
-        np.savez_compressed(buffer, **arrays)
+        named: dict[str, Any] = dict(arrays)  # no option of savez_compressed is among the names
+        np.savez_compressed(buffer, **named)
         self.write_bytes(name, buffer.getvalue())
 
     def write_json(self, name: str, value: Any) -> None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Generic, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_hk.types import Array, Fleet, Samples
+from fedjax_hk.types import A, Array, Fleet, Samples
 
 
-class ClassErrors(NamedTuple):
+class ClassErrors(NamedTuple, Generic[A]):
     """How well each client's own samples are told apart; NaN for a client without samples.
 
     Attributes:
@@ -22,13 +22,13 @@ class ClassErrors(NamedTuple):
       num_samples: `[N]` int32 samples that were judged.
     """
 
-    loss: Array
-    accuracy: Array
-    balanced_accuracy: Array
-    num_samples: Array
+    loss: A
+    accuracy: A
+    balanced_accuracy: A
+    num_samples: A
 
 
-def class_errors(logits_nwc: Array, samples: Samples) -> ClassErrors:
+def class_errors(logits_nwc: Array, samples: Samples) -> ClassErrors[Array]:
     """How well each client's samples are told apart; usable inside jit.
 
     Args:
@@ -78,19 +78,16 @@ def _count(targets_w: Array, counted_w: Array, num_classes: int) -> Array:
     return jnp.zeros(num_classes, jnp.int32).at[targets_w].add(counted_w.astype(jnp.int32))
 
 
-def naive_class_errors(fleet: Fleet) -> dict[str, ClassErrors]:
+def naive_class_errors(fleet: Fleet) -> dict[str, ClassErrors[np.ndarray]]:
     """`class_errors` of guesses that need no model (no loss: they have no probabilities)."""
     test, errors = fleet.test, {}
-    targets_nw, mask_nw = np.asarray(test.targets), np.asarray(test.mask)
     for name, guess_nw in fleet.naive.items():
-        known_nw = mask_nw & np.isfinite(guess_nw)
+        known_nw = test.mask & np.isfinite(guess_nw)
         guessed_nw = np.where(known_nw, guess_nw, 0).astype(np.int32)
         logits_nwc = guessed_nw[..., None] == np.arange(len(fleet.classes))
-        found = class_errors(
-            jnp.asarray(logits_nwc, jnp.float32), Samples(None, targets_nw, known_nw)
-        )
-        found = ClassErrors(*map(np.asarray, found))
-        errors[name] = found._replace(loss=np.full_like(found.loss, np.nan))
+        found = class_errors(jnp.asarray(logits_nwc, jnp.float32), test._replace(mask=known_nw))
+        on_host = ClassErrors(*map(np.asarray, found))
+        errors[name] = on_host._replace(loss=np.full_like(on_host.loss, np.nan))
     return errors
 
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Generic, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_hk.types import Array, Fleet, Samples
+from fedjax_hk.types import A, Array, Fleet, Samples
 
 # Rounding of `scaled * scale + shift` in float32, in shares of its two terms. A reading
 # below it is zero: else a home that uses nothing would have a total of 1e-6 liters.
 _ROUNDING = 4 * float(np.finfo(np.float32).eps)
 
 
-class ClientErrors(NamedTuple):
+class ClientErrors(NamedTuple, Generic[A]):
     """Errors of each client over its own windows; NaN for a client without windows.
 
     Attributes:
@@ -28,16 +28,16 @@ class ClientErrors(NamedTuple):
       num_windows: `[N]` int32 windows that were scored.
     """
 
-    mse: Array
-    mae: Array
-    mae_units: Array
-    rmse_units: Array
-    wape: Array
-    accuracy: Array
-    num_windows: Array
+    mse: A
+    mae: A
+    mae_units: A
+    rmse_units: A
+    wape: A
+    accuracy: A
+    num_windows: A
 
 
-def client_errors(forecast_nw: Array, samples: Samples) -> ClientErrors:
+def client_errors(forecast_nw: Array, samples: Samples) -> ClientErrors[Array]:
     """Errors of each client; usable inside jit.
 
     Args:
@@ -56,18 +56,18 @@ def client_errors(forecast_nw: Array, samples: Samples) -> ClientErrors:
     return _errors(jnp, forecast_nw, *samples[1:])
 
 
-def naive_errors(fleet: Fleet) -> dict[str, ClientErrors]:
+def naive_errors(fleet: Fleet) -> dict[str, ClientErrors[np.ndarray]]:
     """Errors of the naive forecasts, name to NumPy float64 errors, scaled as the model's.
 
     Each forecast is scored on the test windows where it can be made; `num_windows` says
     how many these were.
     """
-    test = Samples(None, *(np.asarray(x, np.float64) for x in fleet.test[1:]))
+    targets_nw, read_nw, scale_nw, shift_nw = (np.asarray(x, np.float64) for x in fleet.test[1:])
     errors = {}
     for name, units_nw in fleet.naive.items():
-        mask_nw = (test.mask > 0) & np.isfinite(units_nw)
-        scaled_nw = (units_nw - test.shift) / test.scale
-        errors[name] = _errors(np, scaled_nw, test.targets, mask_nw, test.scale, test.shift)
+        mask_nw = (read_nw > 0) & np.isfinite(units_nw)
+        scaled_nw = (units_nw - shift_nw) / scale_nw
+        errors[name] = _errors(np, scaled_nw, targets_nw, mask_nw, scale_nw, shift_nw)
     return errors
 
 
@@ -118,9 +118,10 @@ def usage(fleet: Fleet) -> tuple[np.ndarray, np.ndarray]:
     """
     readings, masks, sizes = [], [], []
     for samples in (fleet.train, fleet.test):
+        shift_nw = np.asarray(samples.shift)
         scaled_nw = np.asarray(samples.targets, np.float64) * samples.scale
-        readings.append(scaled_nw + samples.shift)
-        sizes.append(abs(scaled_nw) + abs(samples.shift))
+        readings.append(scaled_nw + shift_nw)
+        sizes.append(abs(scaled_nw) + abs(shift_nw))
         masks.append(samples.mask)
     reading_nw, size_nw, mask_nw = (np.concatenate(x, axis=1) for x in (readings, sizes, masks))
     num_n = np.maximum(mask_nw.sum(axis=1), 1)

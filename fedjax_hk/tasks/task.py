@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike
 
 from fedjax_hk import metrics
 from fedjax_hk.models import Model
@@ -68,7 +69,7 @@ class Trait(NamedTuple):
     shown: Callable[[float, str], str]
 
 
-Loss = Callable[[Array, Array, Array], Array]
+Loss = Callable[[Array, Array, "Array | float"], Array]
 
 
 class Judge(NamedTuple):
@@ -92,8 +93,8 @@ class Judge(NamedTuple):
     output_shape: Callable[[Fleet], tuple[int, ...]]
     errors: Callable[[Array, Samples], NamedTuple]
     dead: Callable[[Array, Array], Array]
-    naive_errors: Callable[[Fleet], dict[str, NamedTuple]]
-    network: Callable[[Config, Fleet, Array], Model]
+    naive_errors: Callable[[Fleet], Mapping[str, NamedTuple]]
+    network: Callable[[Config, Fleet, np.ndarray], Model]
 
 
 class Tables(NamedTuple):
@@ -108,7 +109,7 @@ class Tables(NamedTuple):
       traits_of: `fleet -> ` what clients are like, column of `clients.csv` to `[N]`.
     """
 
-    columns: Callable[[NamedTuple], dict[str, float]]
+    columns: Callable[[Any], dict[str, float]]  # of the record that its own `errors` gives
     kept: tuple[str, ...]
     outputs_name: str
     outputs: Callable[[np.ndarray, Fleet], pd.DataFrame]
@@ -151,7 +152,7 @@ class Headline(NamedTuple):
         """Label of an axis or column with headlines."""
         return f"{self.short} {self.unit_of(unit)}"
 
-    def spread(self, values_n: Array) -> dict[str, float]:
+    def spread(self, values_n: ArrayLike) -> dict[str, float]:
         """`metrics.spread` of headlines."""
         return metrics.spread(values_n, higher_is_better=self.higher_is_better)
 

@@ -9,6 +9,7 @@ import os
 import tempfile
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -66,7 +67,7 @@ def store(name: str, table: Table) -> None:
         "fingerprint": table.fingerprint,
         "excluded": table.excluded,
     }
-    arrays = {"times": table.times, "values_tn": table.values_tn}
+    arrays: dict[str, Any] = {"times": table.times, "values_tn": table.values_tn}
     if table.filled_tn is not None:
         arrays["filled_tn"] = table.filled_tn
     with contextlib.suppress(OSError):  # a full disk or a read-only home costs only time

@@ -75,7 +75,8 @@ class Meters:
         utc_r, order, edges = _oldest_first(rows, file_r, local_clock)
         number_of = {name: i for i, name in enumerate(self.client_ids)}
         meters, excluded = {}, []
-        counts, many = Counter(), []
+        counts: Counter[str] = Counter()
+        many = []
         for name in wanted:
             own = order[edges[number_of[name]] : edges[number_of[name] + 1]]
             register_r, time_r = rows.register_r[own], utc_r[own]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import datetime
 import io
 import re
-from typing import BinaryIO, NamedTuple
+from typing import IO, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -33,6 +33,7 @@ _NUMBER = re.compile(r"\s*[+-]?\d+(?:[.,]\d*)?(?:[eE][+-]?\d+)?\s*")
 _BLOCK = 1 << 25  # bytes; some 500,000 rows
 _SPLIT = bytes.maketrans(b"/ :", b";;;")
 _NAMES = ("meter", "day", "month", "year", "hour", "minute", "second", "register", "diff")
+_FIELDS = ("year", "month", "day", "hour", "minute", "second")  # of a row's time
 _YEARS = 1990, 2099  # a meter's clock that was never set says 1970 or 2000
 
 
@@ -74,7 +75,7 @@ def parse(file: File, number_of: dict[str, int]) -> Readings:
     return Readings(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
-def _blocks(stream: BinaryIO):
+def _blocks(stream: IO[bytes]):
     """Whole lines of about `_BLOCK` bytes, each with its line end; lines end with LF or CRLF."""
     rest = b""
     while chunk := stream.read(_BLOCK):
@@ -174,15 +175,17 @@ def _row_by_row(file: File, block: bytes, first_row: int):
         if found is None:
             raise DataError(f"{file.path}, row {row}: {_why_no_row(line)}")
         meter = found["meter"]
-        parts = [int(found[n]) for n in ("year", "month", "day", "hour", "minute", "second")]
+        year, month, day, hour, minute, second = (int(found[n]) for n in _FIELDS)
         try:
-            local = datetime.datetime(*parts, tzinfo=datetime.UTC).timestamp()
+            local = datetime.datetime(
+                year, month, day, hour, minute, second, tzinfo=datetime.UTC
+            ).timestamp()
         except ValueError as error:
             raise DataError(
                 f"{file.path}, row {row}, column 2, meter {meter}: {found['time']!r} is no time "
                 f"({error}). Correct it or take the row out."
             ) from None
-        if not _YEARS[0] <= parts[0] <= _YEARS[1]:
+        if not _YEARS[0] <= year <= _YEARS[1]:
             raise DataError(
                 f"{file.path}, row {row}, column 2, meter {meter}: the year of "
                 f"{found['time']!r} is not within {_YEARS[0]} to {_YEARS[1]}. Correct the date or "

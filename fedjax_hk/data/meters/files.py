@@ -9,16 +9,16 @@ import hashlib
 import lzma
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from fedjax_hk.data.errors import DataError
 from fedjax_hk.data.meters.columns import missing_file
 
 # What a file begins with says more than its name.
 _PACKED = {b"\x1f\x8b": "gz", b"\xfd7zXZ\x00": "xz", b"BZh": "bz2", b"PK\x03\x04": "zip"}
-_OPEN = {"gz": gzip.open, "xz": lzma.open, "bz2": bz2.open}
+_OPEN: dict[str, Callable[..., Any]] = {"gz": gzip.open, "xz": lzma.open, "bz2": bz2.open}
 _BROKEN = (EOFError, lzma.LZMAError, zlib.error, zipfile.BadZipFile, gzip.BadGzipFile)
 PARQUET = b"PAR1"
 
@@ -65,7 +65,7 @@ def examine(path: str | Path) -> File:
 
 
 @contextlib.contextmanager
-def unpacked(file: File) -> Iterator[BinaryIO]:
+def unpacked(file: File) -> Iterator[IO[bytes]]:
     """A stream of the unpacked content.
 
     Errors: DataError, also out of the body, if the file is broken; or if a zip does not hold

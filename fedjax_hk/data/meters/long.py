@@ -109,7 +109,7 @@ class Long:
         again_r, differs_r = _repeats(rows)
         left_out = _negative(wanted, rows)
         for at in np.flatnonzero(differs_r):
-            left_out.setdefault(rows.client_r[at], _two_readings(wanted, rows, at))
+            left_out.setdefault(rows.client_r[at], _two_readings(wanted, rows, int(at)))
         if again_r.any():
             notes.append(f"{np.count_nonzero(again_r & ~differs_r)} exact repeats dropped")
         rows = rows.only(self._used(rows, left_out) & ~again_r)
@@ -202,7 +202,7 @@ class _Rows(NamedTuple):
     value_r: np.ndarray
     row_r: np.ndarray
 
-    def only(self, which_r: np.ndarray) -> _Rows:
+    def only(self, which_r: np.ndarray | slice) -> _Rows:
         return _Rows(*(column[which_r] for column in self))
 
 

@@ -79,7 +79,7 @@ def joined(tables: list[Table], names: list[str]) -> Table:
     excluded = {one.client: one for table in tables for one in table.excluded}
     for table, name in zip(tables, names, strict=True):
         rows = np.searchsorted(times, table.times)
-        place = np.ix_(rows, [column[client] for client in table.client_ids])
+        place = np.ix_(rows, np.array([column[client] for client in table.client_ids], int))
         excluded |= {one.client: one for one in _differing(values_tn[place], table, name)}
         filled = table.values_tn if table.filled_tn is None else table.filled_tn
         for whole_tn, own_tn in ((values_tn, table.values_tn), (filled_tn, filled)):

@@ -36,7 +36,7 @@ class Wide:
             negative_reading(wanted[i], sheet.row_t, values_tn[:, i])
             for i in np.flatnonzero(~positive_n)
         )
-        wanted = [c for c, keep in zip(wanted, positive_n, strict=True) if keep]
+        wanted = [wanted[i] for i in np.flatnonzero(positive_n)]
         if not wanted:
             raise nobody(sheet, excluded)
         times, values_tn, notes = regular_grid(

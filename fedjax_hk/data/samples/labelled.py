@@ -27,9 +27,9 @@ class Labelled(NamedTuple):
       excluded: clients that the reader left out.
     """
 
-    x_train: np.ndarray
+    x_train: np.ndarray | Rows
     y_train: np.ndarray
-    x_test: np.ndarray
+    x_test: np.ndarray | Rows
     y_test: np.ndarray
     classes: tuple[str, ...]
     source: str
@@ -99,7 +99,8 @@ class Rows:
 
     def __init__(self, x: np.ndarray | Rows, index: np.ndarray):
         self._x, self._index = x, index
-        self.dtype, self.shape = x.dtype, (len(index), *x.shape[1:])
+        self.dtype: np.dtype = x.dtype
+        self.shape: tuple[int, ...] = (len(index), *x.shape[1:])
 
     def __getitem__(self, place):
         return self._x[self._index[place]]

@@ -84,7 +84,7 @@ def _read_part(folder: pathlib.Path, digest) -> dict[str, tuple[np.ndarray, np.n
     if not files:
         raise DataError(f"--data: {folder} holds no .json file; give LEAF's folder of data.")
     users: dict[str, tuple[np.ndarray, np.ndarray]] = {}
-    features = None
+    features: tuple[int, ...] | None = None
     for file in files:
         content = file.read_bytes()
         digest.update(content)
@@ -107,7 +107,7 @@ def _read_part(folder: pathlib.Path, digest) -> dict[str, tuple[np.ndarray, np.n
                     f"{where}: num_samples is {counts[user]}, there are {len(y)}; mend the file."
                 )
             features = features or (x.shape[1:] if len(y) else None)
-            if len(y) and x.shape[1:] != features:
+            if len(y) and features and x.shape[1:] != features:
                 raise DataError(
                     f"{where}: samples of {x.shape[1]} numbers, others have {features[0]}."
                 )

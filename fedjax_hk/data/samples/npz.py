@@ -6,6 +6,7 @@ import hashlib
 import pathlib
 import struct
 import zipfile
+from typing import Literal
 
 import numpy as np
 
@@ -82,13 +83,15 @@ def _open(path: str) -> tuple[dict[str, np.ndarray], str]:
     place = pathlib.Path(path)
     try:
         if place.is_dir():
-            found = {file.stem: file for file in place.glob("*.npy")}
-            arrays = {n: np.load(found[n], mmap_mode="r") for n in NAMES if n in found}
-            digest = _digest(found[n] for n in NAMES if n in found)
+            files = {file.stem: file for file in place.glob("*.npy")}
+            found = set(files)
+            arrays = {n: np.load(files[n], mmap_mode="r") for n in NAMES if n in files}
+            digest = _digest(files[n] for n in NAMES if n in files)
         else:
             with zipfile.ZipFile(place) as archive:
-                found = {i.filename.removesuffix(".npy"): i for i in archive.infolist()}
-                arrays = {n: _member(place, archive, found[n]) for n in NAMES if n in found}
+                members = {i.filename.removesuffix(".npy"): i for i in archive.infolist()}
+                found = set(members)
+                arrays = {n: _member(place, archive, members[n]) for n in NAMES if n in members}
             digest = _digest([place])
     except FileNotFoundError:
         raise DataError(f"--data={path}: there is no such file; give an .npz file.") from None
@@ -124,7 +127,7 @@ def _member(path: pathlib.Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo)
             if version in read_header:
                 shape, fortran, dtype = read_header[version](file)
                 if 0 not in shape and not dtype.hasobject:
-                    order = "F" if fortran else "C"
+                    order: Literal["F", "C"] = "F" if fortran else "C"
                     return np.memmap(path, dtype, "r", file.tell(), shape, order)
     with archive.open(info) as stream:
         return np.lib.format.read_array(stream, allow_pickle=False)
