@@ -66,6 +66,12 @@ def build_fleet(
       ValueError: an argument is out of its range.
 
     Source: spec section 5.1 and A24, A37 (FedHK section 5).
+
+    Examples:
+      >>> from fedjax_hk.data import synthetic_fleet
+      >>> fleet = build_fleet(synthetic_fleet(num_clients=3, num_days=100), lookback=7)
+      >>> fleet.client_ids, fleet.unit, fleet.train.inputs.shape[2:]
+      (('h0000', 'h0001', 'h0002'), 'L', (7, 1))
     """
     _check_arguments(lookback, horizon, train_share, scaler, scaler_scope, scaler_fit, gaps)
     series = aligned(table, train_share, gaps)

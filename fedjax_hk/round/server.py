@@ -58,6 +58,17 @@ def make_server(
       settings: of the grouping and the weights.
       min_coalition: coalitions with fewer members weigh nothing.
       compared: columns of the parameters that are opinions, from `opinions.columns`.
+
+    Examples:
+      >>> from fedjax_hk.round.state import upload
+      >>> from fedjax_hk.rules import RULES
+      >>> server = make_server(RULES["fedavg"], num_clients=2)
+      >>> sent = upload([[1.0, 0.0], [3.0, 2.0]], [30, 10])  # models, and training samples
+      >>> keys_s = jax.random.split(jax.random.key(0), 2)
+      >>> state = server.init(jnp.zeros(2), 2)
+      >>> state, aggregate = server.step(state, sent, keys_s, HParams())
+      >>> state.params.tolist()
+      [1.5, 0.5]
     """
     settings = settings or Settings()
     grouping = implementation("grouping", rule.grouping)(settings)

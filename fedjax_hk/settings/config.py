@@ -24,7 +24,14 @@ class ConfigError(ValueError):
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of one run; None is "as the rule has it", or "as the data allow"."""
+    """Settings of one run; None is "as the rule has it", or "as the data allow".
+
+    Examples:
+      >>> Config(agg="hk_cosine", serve="coalition").rule().serve
+      'coalition'
+      >>> value_of(Config(agg="hk_cosine"), "tau"), value_of(Config(agg="fedclust"), "tau")
+      (0.9, 0.5)
+    """
 
     # fmt: off
     # What runs

@@ -59,6 +59,14 @@ def create_folder(
 
     Raises:
       RunFolderError: the path is a file, not empty, or cannot be written.
+
+    Examples:
+      >>> import tempfile
+      >>> with tempfile.TemporaryDirectory() as base:
+      ...     with create_folder(base=base, name="hk_cosine") as folder:
+      ...         folder.write_config({"flags": {"seed": 3}})
+      ...     open_folder(folder.path, lock=False).read_config()["flags"]
+      {'seed': 3}
     """
     try:
         if path:
