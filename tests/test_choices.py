@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from fedjax_hk.rules import NO_OPINIONS, RULES, Rule
+from fedjax_hk.settings import checks
 from fedjax_hk.settings.choices import TABLES, implementation
-from fedjax_hk.settings.config import SETTINGS, TASK_OF, Config
+from fedjax_hk.settings.config import SETTINGS, TASK_OF, Config, ConfigError
 from fedjax_hk.settings.thresholds import meaning
 
 CODED = (
@@ -67,3 +68,15 @@ def test_tables_fit_the_settings():
 def test_groupings_that_do_not_look():
     assert NO_OPINIONS == ("none", "singletons", "planted")
     assert Config(agg="hk_cosine").rule().grouping not in NO_OPINIONS
+
+
+def test_what_no_named_rule_reads_is_refused_with_the_choice_that_does(monkeypatch):
+    # A choice that no row of RULES makes, as a new one may be.
+    prox = TABLES["local"].pop("prox")
+    monkeypatch.setitem(TABLES["local"], "pulled", prox)
+    monkeypatch.setattr(checks, "RULES", {"fedavg": RULES["fedavg"]})
+    try:
+        with pytest.raises(ConfigError, match=r"leave it out, or use --local=pulled\.$"):
+            checks.check(Config(agg="fedavg", mu=0.1))
+    finally:
+        TABLES["local"]["prox"] = prox

@@ -55,9 +55,10 @@ def daily(values, start="2015-01-01", name="date"):
 
 
 def test_flags_offer_what_the_readers_know():
-    assert config.DATA_FORMATS == FORMATS
-    assert ("", *config.RESAMPLES) == RESAMPLES
-    assert config.GAPS == GAPS
+    offered = {name: config.SETTINGS[name].choices for name in ("data_format", "resample", "gaps")}
+    assert offered["data_format"] == FORMATS
+    assert ("", *offered["resample"]) == RESAMPLES
+    assert offered["gaps"] == GAPS
 
 
 # --- tables of all kinds -----------------------------------------------------------------

@@ -485,6 +485,7 @@ SHARDED = """
     from fedjax_hk import hk
 
     jax.config.update("jax_numpy_rank_promotion", "raise")
+    jax.config.update("jax_disable_most_optimizations", True)
     num_devices = int(sys.argv[1])
     mesh = Mesh(np.array(jax.devices()[:num_devices]), ("params",))
     rng = np.random.default_rng(0)

@@ -232,15 +232,15 @@ class Command:
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         }
 
-    def start(self, *flags: str) -> subprocess.Popen:
-        arguments = [sys.executable, "-W", "error", "-m", "fedjax_hk.main", *flags]
+    def start(self, *flags: str, door: str = "main") -> subprocess.Popen:
+        arguments = [sys.executable, "-W", "error", "-m", f"fedjax_hk.{door}", *flags]
         pipe = subprocess.PIPE
         return subprocess.Popen(
             arguments, stdout=pipe, stderr=pipe, text=True, env=self._environment
         )
 
-    def run(self, *flags: str) -> subprocess.CompletedProcess:
-        process = self.start(*flags)
+    def run(self, *flags: str, door: str = "main") -> subprocess.CompletedProcess:
+        process = self.start(*flags, door=door)
         out, err = process.communicate(timeout=300)
         return subprocess.CompletedProcess(flags, process.returncode, out, err)
 
@@ -322,7 +322,7 @@ def test_forecast_in_a_fresh_process_of_a_run_on_all_cores(command, tmp_path):
     done = command.run(*TINY, "--rounds=1", "--noreport", f"--output={folder}")
     assert done.returncode == 0, done.stderr
     assert json.loads((folder / "config.json").read_text())["flags"]["devices"] == 0
-    found = python("-m", "fedjax_hk.forecast", f"--run={folder}")
+    found = command.run(f"--run={folder}", door="forecast")
     assert found.returncode == 0, found.stderr
     assert "5 clients" in found.stderr
     assert "No forecast for h0000: a reading" in found.stderr  # a gap in the embedded fleet
@@ -331,7 +331,7 @@ def test_forecast_in_a_fresh_process_of_a_run_on_all_cores(command, tmp_path):
     config = json.loads((folder / "config.json").read_text())
     config["flags"]["devices"] = 64
     (folder / "config.json").write_text(json.dumps(config))
-    assert python("-m", "fedjax_hk.forecast", f"--run={folder}").stdout == found.stdout
+    assert command.run(f"--run={folder}", door="forecast").stdout == found.stdout
 
 
 def test_a_killed_run_goes_on_to_the_same_bits(command, whole, tmp_path):

@@ -35,7 +35,7 @@ def command(monkeypatch, tmp_path, capfd):
     def call(*flags, callback=None):
         callbacks = [] if callback is None else [Calls(callback)]
         monkeypatch.setattr(
-            loop, "run", lambda *args, **kw: run(*args, **{**kw, "callbacks": callbacks})
+            loop, "simulate", lambda *args, **kw: run(*args, **{**kw, "callbacks": callbacks})
         )
         code = main_lib.main(["main", "--devices=1", "--epochs=1", "--noreport", *flags])
         return code, *capfd.readouterr()

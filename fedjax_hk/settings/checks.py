@@ -102,7 +102,7 @@ def _readers_in_words(
     rows.sort(key=lambda agg: agg != SETTINGS["agg"].default)  # the usual one first
     if len(rows) > MOST_ROWS:
         return f"--agg={config.agg}", f"a rule that does, such as --agg={rows[0]}"
-    return f"--agg={config.agg}", _flags({**found, "agg": rows})
+    return f"--agg={config.agg}", _flags(found | ({"agg": rows} if rows else {}))
 
 
 def _flags(named: dict[str, list[str]]) -> str:
