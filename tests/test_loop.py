@@ -35,7 +35,7 @@ def test_order_in_which_a_round_is_written_down(tmp_path, monkeypatch):
         sink = getattr(sinks, f"{name}Sink")
 
         def on_round(self, record, name=name, plain=sink.on_round):
-            seen.append((record.number, name, record.state is not None))
+            seen.append((record.number, name, record.kept is not None))
             plain(self, record)
 
         monkeypatch.setattr(sink, "on_round", on_round)

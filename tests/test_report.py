@@ -116,7 +116,11 @@ def test_report_says_what_the_summary_says(whole):
 def test_report_depends_on_the_folder_alone(whole):
     """Made again, what takes no compiling has the same bytes."""
     run = load.load_run(whole)
-    for one in (*pictures._over_rounds(run), *pictures._errors(run), *pictures._together(run)):
+    for one in (
+        *pictures._over_rounds(run),
+        *pictures._errors(run, run.clients),
+        *pictures._together(run),
+    ):
         svg = plots.to_svg(one.figure, one.name)
         stored = (whole / "pictures" / f"{one.name}.svg").read_text()
         assert stored == svg.replace("<svg ", '<svg style="background:#fff" ', 1)
@@ -132,7 +136,7 @@ def quick(path, **options):
 def test_rules_without_coalitions(tmp_path, agg):
     run, text = quick(tmp_path / "run", config=Config(agg=agg, rounds=2))
     names = [one.name for one in pictures._together(run)]
-    assert names == [] and list(pictures._trajectories(run)) == []
+    assert names == [] and list(pictures._trajectories(run, run.opinions)) == []
     assert "Isolated clients" not in text and "Coalitions a round" not in text
     assert ("No coalitions" if agg == "fedavg" else "every client trains alone") in text
     assert pictures.space_of(run) == "update"
@@ -156,8 +160,10 @@ def test_no_naive_forecast(tmp_path):
     nothing = {name: np.full_like(units, np.nan) for name, units in fleet.naive.items()}
     run, text = quick(tmp_path / "run", fleet=fleet._replace(naive=nothing))
     assert "naive forecast (" not in text and "the federated model" in text
-    assert list(pictures._errors(run)) == []
-    assert [one.name for one in pictures._forecasts(run)] == ["forecasts"]
+    assert list(pictures._errors(run, run.clients)) == []
+    assert [one.name for one in pictures._forecasts(run, run.clients, run.forecasts)] == [
+        "forecasts"
+    ]
 
 
 def test_forecasts_that_are_not_finite(tmp_path):
@@ -167,8 +173,8 @@ def test_forecasts_that_are_not_finite(tmp_path):
     errors = type(errors)(*map(np.asarray, errors))
     run, text = quick(tmp_path / "run", errors=errors, outputs_nw=forecast)
     assert "No client's errors are finite" in text and "not finite, left out" in text
-    assert list(pictures._over_rounds(run)) == [] and list(pictures._errors(run)) == []
-    assert list(pictures._forecasts(run)) == []
+    assert list(pictures._over_rounds(run)) == [] and list(pictures._errors(run, run.clients)) == []
+    assert list(pictures._forecasts(run, run.clients, run.forecasts)) == []
 
 
 def test_classes_of_samples(tmp_path):
@@ -180,7 +186,11 @@ def test_classes_of_samples(tmp_path):
     assert "judged on their own test samples" in text and "Accuracy by round" in text
     assert "guess without a model" in text and "points of accuracy" in text
     assert "number of samples" in text and "share of the commonest class" in text
-    drawn = [pictures._partition(run), *pictures._over_rounds(run), *pictures._errors(run)]
+    drawn = [
+        pictures._partition(run.partition),
+        *pictures._over_rounds(run),
+        *pictures._errors(run, run.clients),
+    ]
     assert [one.name for one in drawn] == [
         "partition", "accuracy_per_round", "error_per_round", "errors_against_naive",
     ]  # fmt: skip
@@ -215,7 +225,7 @@ def test_predictions_name_samples_and_classes(tmp_path):
 def test_nobody_isolated(tmp_path):
     run, text = quick(tmp_path / "run", labels_s=np.zeros(CLIENTS, np.int32))
     assert "at least half of the rounds they took part in: none." in text
-    (scatter,) = pictures._errors(run)
+    (scatter,) = pictures._errors(run, run.clients)
     legend = [entry.get_text() for entry in scatter.figure.axes[0].get_legend().get_texts()]
     assert legend == ["clients", "equal"]
 

@@ -24,9 +24,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .precision import has_float64, in_float64, matmul, rounding_level
+from .precision import AnyArray, Array, has_float64, in_float64, matmul, rounding_level
 
-Array = Any  # a NumPy or JAX array
 PyTree = Any
 
 # Columns converted to float64 at a time. 2,048 was the fastest of 1,024 to 4,096 for
@@ -71,7 +70,7 @@ class Positions(NamedTuple):
 def gram_matrix(
     opinions: PyTree,
     *,
-    mask: Array | None = None,
+    mask: AnyArray | None = None,
     axis_name: str | tuple[str, ...] | None = None,
     use_float64: bool | None = None,
 ) -> Array | UnitGram:
@@ -102,7 +101,7 @@ def gram_matrix(
     return _centered_inner(leaves, mask, axis_name=axis_name)
 
 
-def dissimilarity(gram: Array | UnitGram, kind: str = "cosine") -> Array:
+def dissimilarity(gram: AnyArray | UnitGram, kind: str = "cosine") -> Array:
     """How far apart the opinions are, pair by pair.
 
     Args:
@@ -123,7 +122,7 @@ def dissimilarity(gram: Array | UnitGram, kind: str = "cosine") -> Array:
     return in_gram_precision(pairs, gram)(lax.stop_gradient(gram))
 
 
-def inner_products(gram: Array | UnitGram) -> np.ndarray:
+def inner_products(gram: AnyArray | UnitGram) -> np.ndarray:
     """`[S, S]` float64 inner products of the opinions, to be kept outside of JAX.
 
     Args:
@@ -231,7 +230,7 @@ def unit_gram(gram: Array | UnitGram, mask: Array | None = None) -> UnitGram:
     return UnitGram(inner_ss, jnp.zeros_like(norms_s), jnp.zeros((), gram.dtype), norms_s)
 
 
-def in_gram_precision(function: Callable, gram: Array | UnitGram) -> Callable:
+def in_gram_precision(function: Callable, gram: AnyArray | UnitGram) -> Callable:
     """`function`, in float64 unless the Gram matrix says that there is none."""
     return function if isinstance(gram, UnitGram) or not has_float64() else in_float64(function)
 
@@ -263,7 +262,7 @@ def check_leaves(tree: PyTree, what: str = "opinions") -> list[Array]:
     return leaves
 
 
-def check_mask(mask: Array | None, num_clients: int) -> Array:
+def check_mask(mask: AnyArray | None, num_clients: int) -> Array:
     """`[S]` bool, all True where no mask was given."""
     if mask is None:
         return jnp.ones((num_clients,), bool)

@@ -13,12 +13,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from .affinity import check_leaves, check_mask
+from .precision import AnyArray, Array
 
-Array = Any
 PyTree = Any
 
 
-def components(links_ss: Array, mask: Array | None = None) -> Array:
+def components(links_ss: AnyArray, mask: AnyArray | None = None) -> Array:
     """Connected components of an undirected graph.
 
     "Opinions that ended within delta of each other", eq. (11) of the FedHK paper, is not
@@ -52,13 +52,13 @@ def components(links_ss: Array, mask: Array | None = None) -> Array:
     return jnp.where(mask, labels_s, -1)
 
 
-def coalition_sizes(labels_s: Array) -> Array:
+def coalition_sizes(labels_s: AnyArray) -> Array:
     """`[S]` int32: members of the coalition that is named s, 0 where s names none."""
     ids_s = jnp.arange(labels_s.shape[0], dtype=labels_s.dtype)
     return jnp.sum(labels_s[None, :] == ids_s[:, None], axis=1, dtype=jnp.int32)
 
 
-def client_weights(labels_s: Array) -> Array:
+def client_weights(labels_s: AnyArray) -> Array:
     """Weight of every client when coalitions weigh the same, `1 / (K |C(i)|)`.
 
     Args:
@@ -75,7 +75,7 @@ def client_weights(labels_s: Array) -> Array:
     return jnp.where(labels_s >= 0, 1.0 / jnp.maximum(shares_s, 1.0), 0.0)
 
 
-def barycenters(tree: PyTree, labels_s: Array, mask: Array | None = None) -> PyTree:
+def barycenters(tree: PyTree, labels_s: AnyArray, mask: AnyArray | None = None) -> PyTree:
     """Every client's row becomes the mean of its coalition, eq. (15) of the FedHK paper.
 
     Args:
@@ -108,7 +108,7 @@ def barycenters(tree: PyTree, labels_s: Array, mask: Array | None = None) -> PyT
     return jax.tree.map(of_leaf, tree)
 
 
-def average(tree: PyTree, weights_s: Array) -> PyTree:
+def average(tree: PyTree, weights_s: AnyArray) -> PyTree:
     """Weighted sum over clients, such as eq. (16) of the FedHK paper.
 
     Args:
@@ -149,6 +149,6 @@ def _at_least_float32(dtype):
     return dtype if jnp.finfo(dtype).bits >= 32 else jnp.float32
 
 
-def _same_coalition(labels_s: Array) -> Array:
+def _same_coalition(labels_s: AnyArray) -> Array:
     """`[S, S]` bool, False in the rows and columns of masked clients."""
     return (labels_s[:, None] == labels_s[None, :]) & (labels_s[:, None] >= 0)

@@ -17,9 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import ArrayLike
 
 from .affinity import (
-    Array,
     Positions,
     PyTree,
     UnitGram,
@@ -34,7 +34,7 @@ from .affinity import (
 )
 from .coalitions import client_weights, coalition_sizes, components
 from .neighborhood import Neighborhood, check_range, compare
-from .precision import matmul, rounding_level
+from .precision import AnyArray, Array, matmul, rounding_level
 
 _STATE_NORMS = ("none", "init", "every_step")
 
@@ -78,9 +78,9 @@ def interact(
     opinions: PyTree,
     neighborhood: Neighborhood,
     *,
-    mask: Array | None = None,
-    max_steps: Array = 50,
-    tol: Array = 1e-6,
+    mask: AnyArray | None = None,
+    max_steps: ArrayLike = 50,
+    tol: ArrayLike = 1e-6,
     state_norm: str = "none",
     axis_name: str | tuple[str, ...] | None = None,
     trajectory_steps: int | None = None,
@@ -122,12 +122,12 @@ def interact(
 
 
 def interact_from_gram(
-    gram: Array | UnitGram,
+    gram: AnyArray | UnitGram,
     neighborhood: Neighborhood,
     *,
-    mask: Array | None = None,
-    max_steps: Array = 50,
-    tol: Array = 1e-6,
+    mask: AnyArray | None = None,
+    max_steps: ArrayLike = 50,
+    tol: ArrayLike = 1e-6,
     state_norm: str = "none",
     trajectory_steps: int | None = None,
 ) -> HKResult:
@@ -267,7 +267,10 @@ def _run(unit, mask, neighborhood, max_steps, tol, *, normalize, trajectory_step
         residual = jnp.max(relative_s).astype(jnp.float32)
         resting = (residual <= tol) | (state.num_steps >= max_steps)
         num_steps = state.num_steps + (~resting).astype(jnp.int32)
-        stay_or = functools.partial(jnp.where, resting)
+
+        def stay_or(old: Array, new: Array) -> Array:
+            return jnp.where(resting, old, new)
+
         trajectory = state.trajectory
         if trajectory is not None:
             # The index is out of range, and nothing is written, once the buffer is full.

@@ -10,8 +10,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
-Array = Any  # a NumPy or JAX array
+from .precision import Array
 
 # Relative width within which a pair counts as on the near side of a threshold, so that
 # symmetric configurations do not depend on rounding.
@@ -35,11 +36,11 @@ class Neighborhood:
     """
 
     kind: str
-    limit: Array
-    floor: Array
+    limit: ArrayLike
+    floor: ArrayLike
 
 
-def ball(epsilon: Array) -> Neighborhood:
+def ball(epsilon: ArrayLike) -> Neighborhood:
     """Opinions within the Euclidean distance `epsilon`, eq. (12) of the FedHK paper.
 
     Raises:
@@ -49,7 +50,7 @@ def ball(epsilon: Array) -> Neighborhood:
     return _neighborhood("ball", _number(epsilon))
 
 
-def unit_ball(tau: Array) -> Neighborhood:
+def unit_ball(tau: ArrayLike) -> Neighborhood:
     """Eq. (12) on opinions scaled to unit norm, as in the paper's experiments.
 
     The distance of unit vectors is `sqrt(2 (1 - cos))`, so this is `cosine(1 - tau**2 / 2)`.
@@ -62,7 +63,7 @@ def unit_ball(tau: Array) -> Neighborhood:
     return _neighborhood("cosine", 0.5 * tau * tau)
 
 
-def cosine(tau: Array) -> Neighborhood:
+def cosine(tau: ArrayLike) -> Neighborhood:
     """Opinions whose cosine is at least `tau`, eq. (13) of the FedHK paper.
 
     Raises:
@@ -72,7 +73,7 @@ def cosine(tau: Array) -> Neighborhood:
     return _neighborhood("cosine", 1.0 - _number(tau))
 
 
-def band(eps_lower: Array, eps_upper: Array) -> Neighborhood:
+def band(eps_lower: ArrayLike, eps_upper: ArrayLike) -> Neighborhood:
     """Opinions whose cosine is in `[eps_lower, eps_upper]`, and the client itself.
 
     Source: eq. (14) of the FedHK paper; itself is added, since without it two clients
@@ -111,7 +112,7 @@ def compare(x_ss: Array, neighborhood: Neighborhood) -> tuple[Array, Array, Arra
     return within_ss & ~too_close_ss, links_ss, jnp.minimum(margin_of(limit), margin_of(floor))
 
 
-def _neighborhood(kind: str, limit: Array, floor: Array = 0.0) -> Neighborhood:
+def _neighborhood(kind: str, limit: ArrayLike, floor: ArrayLike = 0.0) -> Neighborhood:
     """Both thresholds in float32 (wider where the caller's are) and of one shape."""
     concrete = _is_concrete(limit) and _is_concrete(floor)
     shape = jnp.broadcast_shapes(jnp.shape(limit), jnp.shape(floor))

@@ -7,10 +7,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.custom_batching import custom_vmap
 
-Array = Any  # a NumPy or JAX array
+Array = jax.Array
+AnyArray = jax.Array | np.ndarray  # where either will do
 
 # Multiples of the machine epsilon below which a difference of inner products is rounding.
 _ROUNDING = 64.0
