@@ -28,8 +28,9 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 # emitters compile a round of a tiny fleet in 2.1 s instead of 5.0 (jax 0.10.2).
 jax.config.update("jax_disable_most_optimizations", True)
 engine_lib.CPU_LEVEL = 0
+COMPILE_LESS = "--xla_cpu_use_fusion_emitters=false"
 _flags = os.environ.get("XLA_FLAGS")
-os.environ["XLA_FLAGS"] = f"{_flags or ''} --xla_cpu_use_fusion_emitters=false"
+os.environ["XLA_FLAGS"] = f"{_flags or ''} {COMPILE_LESS}"
 jax.devices()  # reads the flags
 if _flags is None:  # processes that tests start are as users start them
     del os.environ["XLA_FLAGS"]

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import COMPILE_LESS
 from jax import lax
 
 from fedjax_hk import hk
@@ -485,7 +486,6 @@ SHARDED = """
     from fedjax_hk import hk
 
     jax.config.update("jax_numpy_rank_promotion", "raise")
-    jax.config.update("jax_disable_most_optimizations", True)
     num_devices = int(sys.argv[1])
     mesh = Mesh(np.array(jax.devices()[:num_devices]), ("params",))
     rng = np.random.default_rng(0)
@@ -541,7 +541,9 @@ def test_shard_map(num_devices, tmp_path):
     script = tmp_path / "sharded.py"
     script.write_text(textwrap.dedent(SHARDED))
     environment = dict(os.environ)
-    environment["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={num_devices}"
+    environment["XLA_FLAGS"] = (
+        f"--xla_force_host_platform_device_count={num_devices} {COMPILE_LESS}"
+    )
     environment["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
     environment["PYTHONPATH"] = str(FOLDER.parents[1])
     out = subprocess.run(

@@ -16,6 +16,7 @@ import jax
 import numpy as np
 import pandas as pd
 import pytest
+from conftest import COMPILE_LESS
 
 from fedjax_hk import main as main_lib
 from fedjax_hk.round.state import RoundState, ServerState
@@ -229,6 +230,7 @@ class Command:
         self._environment = os.environ | {
             "JAX_COMPILATION_CACHE_DIR": str(cache),
             "TF_CPP_MIN_LOG_LEVEL": "3",
+            "XLA_FLAGS": COMPILE_LESS,
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         }
 
