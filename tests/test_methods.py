@@ -68,10 +68,10 @@ def test_the_farthest_are_asked_and_the_unseen_before_them():
     np.testing.assert_array_equal(
         first.clients_s, selection.uniform((), drawn, 4, hparams).clients_s
     )
-    assert first.count == 4 and first.sampled_s.all()
+    assert first.num_asked == 4 and first.sampled_s.all()
     distances = selection.Distances(jnp.array([1.0, 5.0, jnp.inf, 3.0, 4.0, 0.0]), jnp.int32(1))
     second = draw(distances, drawn, 4)
-    assert second.count == 2
+    assert second.num_asked == 2
     np.testing.assert_array_equal(second.clients_s[:2], [1, 2])
     np.testing.assert_array_equal(second.sampled_s, [True, True, False, False])
     assert sorted(second.clients_s.tolist()) == [1, 2, 3, 4]
