@@ -6,28 +6,45 @@ import os
 import re
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
 
+from fedjax_hk.settings import choices
 from fedjax_hk.settings.page import settings_page
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "BUILD_NOTES.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-def examples():
-    """Blocks that follow `<!-- example -->`; slow ones say so."""
+def examples(slow: bool):
+    """Blocks that follow `<!-- example -->`, or `<!-- slow example -->`."""
+    mark = "slow example" if slow else "example"
     for page in PAGES:
-        found = re.findall(
-            r"<!-- (slow )?example -->\s*```python\n(.*?)```", page.read_text(), re.S
-        )
-        for number, (slow, code) in enumerate(found):
-            marks = [pytest.mark.slow] if slow else []
-            yield pytest.param(code, id=f"{page.stem}-{number}", marks=marks)
+        found = re.findall(rf"<!-- {mark} -->\s*```python\n(.*?)```", page.read_text(), re.S)
+        for number, code in enumerate(found):
+            yield pytest.param(code, id=f"{page.stem}-{number}")
 
 
-@pytest.mark.parametrize("code", list(examples()))
+def assert_said(code: str, out: str) -> None:
+    """What a comment beside a print promises."""
+    for line in re.findall(r"print\(.*# (\[.*?\])", code):
+        assert line in out
+
+
+@pytest.mark.parametrize("code", list(examples(slow=False)))
+def test_examples_run(code, capsys, monkeypatch):
+    module = types.ModuleType("__main__")  # as if it were a user's script
+    monkeypatch.setitem(sys.modules, "__main__", module)
+    monkeypatch.setattr(choices, "GROUPINGS", dict(choices.GROUPINGS))
+    monkeypatch.setitem(choices.TABLES, "grouping", choices.GROUPINGS)
+    exec(compile(code, "example", "exec"), module.__dict__)
+    assert_said(code, capsys.readouterr().out)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("code", list(examples(slow=True)))
 def test_examples_run_in_a_process_of_their_own(code, tmp_path):
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code],
@@ -37,8 +54,7 @@ def test_examples_run_in_a_process_of_their_own(code, tmp_path):
         env=os.environ | {"JAX_PLATFORMS": "cpu"},
     )
     assert done.returncode == 0, done.stderr
-    for line in re.findall(r"print\(.*# (\[.*?\])", code):  # what a comment promises
-        assert line in done.stdout
+    assert_said(code, done.stdout)
 
 
 def anchors(page: Path) -> set[str]:
