@@ -22,6 +22,7 @@ from conftest import COMPILE_LESS
 from fedjax_hk import forecast as forecast_lib
 from fedjax_hk import main as main_lib
 from fedjax_hk.round.state import RoundState, ServerState
+from fedjax_hk.run import devices
 from fedjax_hk.run import prepare as prepare_lib
 from fedjax_hk.settings import checks
 from fedjax_hk.settings import flags as flags_lib
@@ -212,7 +213,6 @@ def test_help_is_grouped_fast_and_loads_no_library():
 
 FLAGS = (
     *TINY,
-    ONE_DEVICE,
     "--noreport",
     "--rounds=12",
     "--opinion=update",
@@ -315,16 +315,15 @@ def test_config_is_whole(whole):
     expected = parse(*FLAGS, f"--output={whole[0]}")
     assert config["flags"] == dataclasses.asdict(expected)
     assert {"python", "jax", "numpy", "fedjax-hk"} <= set(config["versions"])
-    assert config["device"] == {"platform": "cpu", "kind": "cpu", "count": 1}
+    cores = devices.num_cores()
+    assert config["device"] == {"platform": "cpu", "kind": "cpu", "count": cores}
     assert config["data"]["clients"] == 6
     assert len(config["data"]["fingerprint"]) == 64
 
 
-def test_forecast_in_a_fresh_process_of_a_run_on_all_cores(command, capsys, tmp_path):
+def test_forecast_in_a_fresh_process_of_a_run_on_all_cores(command, whole, capsys, tmp_path):
     # As a user does it: nothing but the README's commands, on whatever devices each finds.
-    folder = tmp_path / "run"
-    done = command.run(*TINY, "--rounds=1", "--noreport", f"--output={folder}")
-    assert done.returncode == 0, done.stderr
+    folder = copied(whole[0], tmp_path)
     assert json.loads((folder / "config.json").read_text())["flags"]["devices"] == 0
     found = command.run(f"--run={folder}", door="forecast")
     assert found.returncode == 0, found.stderr
