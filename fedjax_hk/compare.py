@@ -56,7 +56,7 @@ def load_methods(paths: Sequence[str | os.PathLike]) -> list[Method]:
     Raises:
       CompareError: fewer than two runs, one given twice or not at its end, other data,
         task, unit, clients or targets.
-      RunFolderError: as `run_tables.load`.
+      RunFolderError: as `load_run`.
     """
     whole = [pathlib.Path(path).resolve() for path in paths]
     if len(set(whole)) < len(whole):

@@ -26,7 +26,7 @@ def write_report(path: str | os.PathLike) -> pathlib.Path:
     """Makes `report.html` and `pictures/` in a run folder; returns the page's path.
 
     Raises:
-      RunFolderError: as `run_tables.load`.
+      RunFolderError: as `load_run`.
     """
     run, folder = load_run(path), RunFolder(pathlib.Path(path), None)
     figures = []
