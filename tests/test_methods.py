@@ -27,10 +27,11 @@ from fedjax_hk.round import uplink
 from fedjax_hk.round.training import make_trainer
 from fedjax_hk.rules import selection
 from fedjax_hk.rules.affinity_propagation import affinity_propagation
-from fedjax_hk.rules.agglomerative import LINKAGES, agglomerate
+from fedjax_hk.rules.agglomerative import agglomerate
 from fedjax_hk.rules.alignment import aligned, hidden_neurons, match, permuted
 from fedjax_hk.rules.weighting import client_weights, distance_factor, krum_factor
 from fedjax_hk.settings.choices import implementation
+from fedjax_hk.settings.config import SETTINGS
 from fedjax_hk.types import HParams
 
 HPARAMS = jax.tree.map(np.float32, HParams())
@@ -294,7 +295,7 @@ def test_affinity_propagation_ends():
     assert one.labels_s.tolist() == [0]
 
 
-@pytest.mark.parametrize("linkage", LINKAGES)
+@pytest.mark.parametrize("linkage", SETTINGS["linkage"].choices)
 def test_agglomeration_equals_scikit_learns(linkage):
     opinions, _ = blobs(seed=2, scale=2.0, sizes=(5, 4, 3))
     apart = squareform(pdist(opinions)).astype(np.float32)

@@ -7,8 +7,6 @@ import jax.numpy as jnp
 
 from fedjax_hk.types import Array
 
-LINKAGES = ("average", "complete", "single", "ward")
-
 
 def agglomerate(
     apart_ss: Array, mask_s: Array, limit: Array, *, linkage: str = "average"
